@@ -1,0 +1,1 @@
+"""ninfer-jax: exact, reproducible inference for hybrid language models on one accelerator."""

@@ -1,0 +1,29 @@
+"""The exceptions a user of the runtime may see. One tree; every message names the thing, the limit and the cure."""
+
+from artifacts.errors import ArtifactError, NinferError, NotYetError
+
+__all__ = [
+    "ArtifactError",
+    "CapacityError",
+    "ConstraintError",
+    "EngineFailure",
+    "InputError",
+    "NinferError",
+    "NotYetError",
+]
+
+
+class InputError(NinferError, ValueError):
+    """A request is refused before anything runs (ENG-07)."""
+
+
+class CapacityError(NinferError):
+    """The requested configuration or request can never fit the configured memory."""
+
+
+class ConstraintError(NinferError):
+    """A grammar or schema that constrains the output cannot be compiled."""
+
+
+class EngineFailure(NinferError):  # noqa: N818 - the name is part of the public contract
+    """The engine's own state is no longer trustworthy (ENG-08); it stops and every response is completed."""

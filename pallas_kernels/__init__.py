@@ -1,0 +1,1 @@
+"""One folder an op: the plain-JAX reference, the GPU kernel, and the function that picks."""

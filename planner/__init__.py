@@ -1,0 +1,1 @@
+"""The pure host planner: what is physically true, what a change costs, whether it is possible."""
