@@ -1,0 +1,1 @@
+"""The program: the only owner of device memory. It runs units on plans and decides nothing."""

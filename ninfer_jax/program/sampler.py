@@ -1,0 +1,192 @@
+"""Sampling on the device (numeric_formats, Sampling): penalties, truncation, a stateless draw, log-probabilities.
+
+A draw depends on (seed, logical position, purpose) alone, never on the row, the batch or the schedule (UN-11).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import partial
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+MAX_LOGPROBS = 20
+"""Most alternatives whose log-probabilities can be asked for."""
+
+
+class Purpose(IntEnum):
+    """What a random number is for; part of its key."""
+
+    PREFILL = 0
+    DECODE = 1
+    SPECULATIVE_ACCEPT = 2
+    CORRECTION = 3
+    BONUS = 4
+    DRAFT = 5
+
+
+@flax.struct.dataclass
+class SamplerState:
+    """What sampling remembers of each row, over the whole vocabulary."""
+
+    counts: Int[Array, "B V"]
+    """How often each token was generated so far, the prompt not counted."""
+    prompt: Bool[Array, "B V"]
+    """Tokens of the prompt, for the repetition penalty."""
+    bias: Float[Array, "B V"]
+    """Added to the logits first: `logit_bias`, and -inf for stop tokens while `min_tokens` forbids them."""
+
+
+@flax.struct.dataclass
+class SamplingRows:
+    """Sampling parameters of each row; `numeric_formats` gives their exact meaning."""
+
+    temperature: Float[Array, " B"]
+    """0 is greedy."""
+    top_k: Int[Array, " B"]
+    """0 keeps all."""
+    top_p: Float[Array, " B"]
+    min_p: Float[Array, " B"]
+    presence_penalty: Float[Array, " B"]
+    frequency_penalty: Float[Array, " B"]
+    repetition_penalty: Float[Array, " B"]
+    seed: UInt[Array, "B two"]
+    """High and low word of the 64-bit seed."""
+
+
+@flax.struct.dataclass
+class Sampled:
+    """One sampled token a row, with log-probabilities of the raw model distribution."""
+
+    tokens: Int[Array, " B"]
+    healthy: Bool[Array, " B"]
+    """False where the logits held a NaN or no finite value; the token is then meaningless."""
+    logprob: Float[Array, " B"]
+    rank: Int[Array, " B"]
+    """1 for the most probable token."""
+    top_ids: Int[Array, "B n"]
+    top_logprobs: Float[Array, "B n"]
+
+
+def new_sampler_state(rows: int, vocab: int) -> SamplerState:
+    return SamplerState(
+        counts=jnp.zeros((rows, vocab), jnp.int32),
+        prompt=jnp.zeros((rows, vocab), bool),
+        bias=jnp.zeros((rows, vocab), jnp.float32),
+    )
+
+
+def install_row(
+    state: SamplerState,
+    row: Int[Array, ""],
+    counts: Int[Array, " V"],
+    prompt: Bool[Array, " V"],
+    bias: Float[Array, " V"],
+) -> SamplerState:
+    """Set what sampling remembers of one row."""
+    return SamplerState(
+        counts=state.counts.at[row].set(counts),
+        prompt=state.prompt.at[row].set(prompt),
+        bias=state.bias.at[row].set(bias),
+    )
+
+
+def greedy(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    """The most probable token of each row (lowest id wins), and whether the row was healthy."""
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32), healthy(logits)
+
+
+def healthy(logits: Float[Array, "B V"]) -> Bool[Array, " B"]:
+    """Rows without NaN and +inf, and with at least one finite value."""
+    return jnp.isfinite(jnp.max(logits, axis=-1))
+
+
+def sample(
+    state: SamplerState,
+    logits: Float[Array, "B V"],
+    rows: SamplingRows,
+    positions: Int[Array, " B"],
+) -> tuple[SamplerState, Sampled]:
+    """Draw one token a row and count it.
+
+    Args:
+      state: counts of what each row generated so far.
+      logits: float32 logits of the model.
+      rows: sampling parameters.
+      positions: logical position of the token being drawn (its index in prompt plus output).
+    """
+    adjusted = adjust(state, logits, rows)
+    keep = truncate(adjusted, rows)
+    noise = jax.vmap(partial(_gumbel, vocab=logits.shape[-1]))(rows.seed, positions)
+    warm = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
+    drawn = jnp.argmax(jnp.where(keep, adjusted / warm + noise, -jnp.inf), axis=-1)
+    tokens = jnp.where(rows.temperature > 0, drawn, jnp.argmax(adjusted, axis=-1))
+    tokens = tokens.astype(jnp.int32)
+    counts = state.counts.at[jnp.arange(tokens.shape[0]), tokens].add(1)
+    return state.replace(counts=counts), Sampled(
+        tokens=tokens, healthy=healthy(logits), **log_probabilities(logits, tokens)
+    )
+
+
+def log_probabilities(logits: Float[Array, "B V"], tokens: Int[Array, " B"]) -> dict[str, Array]:
+    """Log-probability and rank of the tokens, and the `MAX_LOGPROBS` most probable ones, of the raw distribution."""
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)
+    top_logprobs, top_ids = jax.lax.top_k(logprobs, min(MAX_LOGPROBS, logits.shape[-1]))
+    return {
+        "logprob": chosen[:, 0],
+        "rank": 1 + jnp.sum(logprobs > chosen, axis=-1).astype(jnp.int32),
+        "top_ids": top_ids,
+        "top_logprobs": top_logprobs,
+    }
+
+
+def adjust(
+    state: SamplerState, logits: Float[Array, "B V"], rows: SamplingRows
+) -> Float[Array, "B V"]:
+    """Bias, then repetition, frequency and presence penalty, in vLLM's order."""
+    adjusted = logits + state.bias
+    repetition = jnp.where(state.prompt | (state.counts > 0), rows.repetition_penalty[:, None], 1.0)
+    adjusted = jnp.where(adjusted > 0, adjusted / repetition, adjusted * repetition)
+    adjusted -= rows.frequency_penalty[:, None] * state.counts.astype(jnp.float32)
+    return adjusted - rows.presence_penalty[:, None] * (state.counts > 0).astype(jnp.float32)
+
+
+def truncate(adjusted: Float[Array, "B V"], rows: SamplingRows) -> Bool[Array, "B V"]:
+    """Which tokens top-k, top-p and min-p keep; ties go to the lower id. At least one token stays."""
+    limited = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
+    return jax.lax.cond(
+        jnp.any(limited & (rows.temperature > 0)),
+        lambda: _sorted_prefix(adjusted, rows),
+        lambda: jnp.ones(adjusted.shape, bool),
+    )
+
+
+def _sorted_prefix(adjusted: Float[Array, "B V"], rows: SamplingRows) -> Bool[Array, "B V"]:
+    """All three rules keep a prefix of the descending order, so the shortest one decides."""
+    vocab = adjusted.shape[-1]
+    order = jnp.argsort(-adjusted, axis=-1, stable=True)
+    value = jnp.take_along_axis(adjusted, order, axis=-1)
+    warm = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
+    top_k = jnp.where(rows.top_k > 0, rows.top_k, vocab)[:, None]
+    in_k = jnp.arange(vocab)[None, :] < top_k
+    weight = jnp.where(in_k, jnp.exp((value - value[:, :1]) / warm), 0.0)
+    total = jnp.sum(weight, axis=-1, keepdims=True)
+    before = jnp.cumsum(weight, axis=-1) - weight
+    top_p = rows.top_p[:, None]
+    # top_p = 1 keeps everything even where rounding makes the running sum reach the total early.
+    in_p = (top_p >= 1) | (before < top_p * total)
+    kept = in_k & in_p & (weight >= rows.min_p[:, None])
+    kept = kept.at[:, 0].set(True)
+    return jnp.zeros_like(kept).at[jnp.arange(kept.shape[0])[:, None], order].set(kept)
+
+
+def _gumbel(
+    seed: UInt[Array, " two"], position: Int[Array, ""], *, vocab: int
+) -> Float[Array, " V"]:
+    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+    key = jax.random.fold_in(jax.random.fold_in(key, position), int(Purpose.DECODE))
+    return jax.random.gumbel(key, (vocab,), jnp.float32, mode="high")

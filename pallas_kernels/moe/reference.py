@@ -1,0 +1,98 @@
+"""Routed experts in plain JAX, in two forms: a gather for few tokens, expert-sorted blocks for many."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+_EXACT = jax.lax.Precision.HIGHEST
+GATHER_TOKENS = 16
+"""Up to this many tokens the chosen experts' weights are gathered, one product a (token, expert) pair."""
+_BLOCK = 16
+
+
+def route(
+    logits: Float[Array, "n E"], top_k: int, normalise: bool
+) -> tuple[Float[Array, "n k"], Int[Array, "n k"]]:
+    """See `api.route`."""
+    weights, experts = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), top_k)
+    if normalise:
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    return weights.astype(logits.dtype), experts
+
+
+def gathered(
+    x: Float[Array, "n H"],
+    weights: Float[Array, "n k"],
+    experts: Int[Array, "n k"],
+    gate_up: Float[Array, "E two_i H"],
+    down: Float[Array, "E H i"],
+) -> Float[Array, "n H"]:
+    """Each token against the gathered weights of its own experts. Rows are independent bit for bit."""
+    h = jnp.einsum(
+        "nh,nkfh->nkf", x, gate_up[experts], precision=_EXACT, preferred_element_type=jnp.float32
+    ).astype(x.dtype)
+    gate, up = jnp.split(h, 2, axis=-1)
+    y = jnp.einsum(
+        "nki,nkhi->nkh",
+        jax.nn.silu(gate) * up,
+        down[experts],
+        precision=_EXACT,
+        preferred_element_type=jnp.float32,
+    ).astype(x.dtype)
+    return jnp.sum(y * weights[:, :, None], axis=1)
+
+
+def sorted_blocks(
+    x: Float[Array, "n H"],
+    weights: Float[Array, "n k"],
+    experts: Int[Array, "n k"],
+    gate_up: Float[Array, "E two_i H"],
+    down: Float[Array, "E H i"],
+) -> Float[Array, "n H"]:
+    """Pairs sorted by expert, cut into blocks of one expert each; every chosen expert's weights are read once a block.
+
+    A block holds up to `_BLOCK` pairs. There are never more than pairs / _BLOCK + E non-empty blocks.
+    """
+    n, k = experts.shape
+    E = gate_up.shape[0]
+    pairs = n * k
+    flat = experts.reshape(pairs)
+    order = jnp.argsort(flat, stable=True).astype(jnp.int32)
+    count = jnp.zeros((E,), jnp.int32).at[flat].add(1)
+    first = jnp.cumsum(count) - count
+    blocks = (count + _BLOCK - 1) // _BLOCK
+    last_block = jnp.cumsum(blocks)
+    n_blocks = -(-pairs // _BLOCK) + E
+
+    # Block b belongs to the first expert whose blocks end after b; blocks past the last one are empty.
+    block = jnp.arange(n_blocks, dtype=jnp.int32)
+    owner = jnp.searchsorted(last_block, block, side="right").astype(jnp.int32)
+    used = owner < E
+    owner = jnp.minimum(owner, E - 1)
+    within = (block - (last_block - blocks)[owner]) * _BLOCK
+    place = within[:, None] + jnp.arange(_BLOCK, dtype=jnp.int32)[None, :]
+    filled = used[:, None] & (place < count[owner][:, None])
+    # Empty places read pair 0 and are dropped on the way back (an index past the end).
+    pair = jnp.where(filled, order[jnp.minimum(first[owner][:, None] + place, pairs - 1)], pairs)
+
+    def one_block(_: None, b: tuple[Array, Array]) -> tuple[None, Array]:
+        expert, pair = b
+        rows = x[jnp.minimum(pair, pairs - 1) // k]
+        h = jnp.matmul(
+            rows, gate_up[expert].T, precision=_EXACT, preferred_element_type=jnp.float32
+        ).astype(x.dtype)
+        gate, up = jnp.split(h, 2, axis=-1)
+        y = jnp.matmul(
+            jax.nn.silu(gate) * up,
+            down[expert].T,
+            precision=_EXACT,
+            preferred_element_type=jnp.float32,
+        )
+        return None, y.astype(x.dtype)
+
+    _, y = jax.lax.scan(one_block, None, (owner, pair))
+    back = jnp.zeros((pairs, x.shape[1]), x.dtype)
+    back = back.at[pair.reshape(-1)].set(y.reshape(-1, x.shape[1]), mode="drop")
+    return jnp.sum(back.reshape(n, k, -1) * weights[:, :, None], axis=1)

@@ -1,0 +1,5 @@
+"""Attention over a paged KV cache, and the write of new keys and values into its pages."""
+
+from pallas_kernels.paged_attention.api import append_kv, paged_attention
+
+__all__ = ["append_kv", "paged_attention"]

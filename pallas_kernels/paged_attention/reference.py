@@ -1,0 +1,80 @@
+"""Paged attention in plain JAX: page by page with an online softmax, so that work follows the real context length."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+_EXACT = jax.lax.Precision.HIGHEST
+_MASKED = -1e30  # finite, so that exp(masked - masked) is never NaN
+
+
+def append_kv(
+    pages: Float[Array, "A X K P D"],
+    new: Float[Array, "B T K D"],
+    layer: Int[Array, ""],
+    block_tables: Int[Array, "B L"],
+    starts: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+) -> Float[Array, "A X K P D"]:
+    """See `api.append_kv`."""
+    T, P = new.shape[1], pages.shape[3]
+    column = jnp.arange(T, dtype=starts.dtype)[None, :]
+    position = starts[:, None] + column
+    page = jnp.take_along_axis(block_tables, position // P, axis=1, mode="clip")
+    page = jnp.where(column < lengths[:, None], page, 0)
+    return pages.at[layer, page, :, position % P].set(new.astype(pages.dtype))
+
+
+def paged_attention(
+    q: Float[Array, "B T N D"],
+    k_pages: Float[Array, "A X K P D"],
+    v_pages: Float[Array, "A X K P D"],
+    layer: Int[Array, ""],
+    block_tables: Int[Array, "B L"],
+    starts: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+    scale: float,
+) -> Float[Array, "B T N D"]:
+    """See `api.paged_attention`."""
+    B, T, N, D = q.shape
+    K, P = k_pages.shape[2], k_pages.shape[3]
+    grouped = q.reshape(B, T, K, N // K, D)
+    position = starts[:, None] + jnp.arange(T, dtype=starts.dtype)[None, :]
+
+    def one_page(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        peak, total, out = carry
+        page = jax.lax.dynamic_index_in_dim(block_tables, j, axis=1, keepdims=False)
+        k, v = k_pages[layer, page], v_pages[layer, page]
+        scores = scale * jnp.einsum(
+            "btkgd,bkpd->bkgtp", grouped, k, precision=_EXACT, preferred_element_type=jnp.float32
+        )
+        key = j * P + jnp.arange(P, dtype=starts.dtype)
+        seen = key[None, None, :] <= position[:, :, None]
+        scores = jnp.where(seen[:, None, None], scores, _MASKED)
+        new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
+        shrink = jnp.exp(peak - new_peak)
+        weight = jnp.where(seen[:, None, None], jnp.exp(scores - new_peak[..., None]), 0.0)
+        total = total * shrink + jnp.sum(weight, axis=-1)
+        # float32 weights against the pages' own dtype would promote; one explicit cast keeps the product in v's dtype.
+        value = jnp.einsum(
+            "bkgtp,bkpd->bkgtd",
+            weight.astype(v.dtype),
+            v,
+            precision=_EXACT,
+            preferred_element_type=jnp.float32,
+        )
+        return new_peak, total, out * shrink[..., None] + value
+
+    rows = (B, K, N // K, T)
+    empty = (
+        jnp.full(rows, _MASKED, jnp.float32),
+        jnp.zeros(rows, jnp.float32),
+        jnp.zeros((*rows, D), jnp.float32),
+    )
+    used = jnp.max(starts + lengths)
+    _, total, out = jax.lax.fori_loop(0, (used + P - 1) // P, one_page, empty)
+    # A row without any key (inactive rows) yields zeros, not NaN.
+    out = out / jnp.where(total > 0, total, 1.0)[..., None]
+    return jnp.moveaxis(out, 3, 1).reshape(B, T, N, D).astype(q.dtype)
