@@ -1,1 +1,44 @@
 """ninfer-jax: exact, reproducible inference for hybrid language models on one accelerator."""
+
+from ninfer_jax.api import generate, load
+from ninfer_jax.config import EngineConfig
+from ninfer_jax.engine import Engine
+from ninfer_jax.errors import (
+    ArtifactError,
+    CapacityError,
+    ConstraintError,
+    EngineFailure,
+    InputError,
+    NinferError,
+    NotYetError,
+)
+from ninfer_jax.models import Model, SequenceState, decode, forward, init_model, load_model, prefill
+from ninfer_jax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamChunk
+from ninfer_jax.sampling_params import SamplingParams
+
+__all__ = [
+    "ArtifactError",
+    "CapacityError",
+    "CompletionOutput",
+    "ConstraintError",
+    "Engine",
+    "EngineConfig",
+    "EngineFailure",
+    "InputError",
+    "Logprob",
+    "Model",
+    "NinferError",
+    "NotYetError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "SequenceState",
+    "StreamChunk",
+    "decode",
+    "forward",
+    "generate",
+    "init_model",
+    "load",
+    "load_model",
+    "prefill",
+]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from ninfer_jax.errors import CapacityError, InputError
 
@@ -50,6 +51,15 @@ class EngineConfig:
                 integer(name, 1)
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise InputError(f'dtype must be "auto", "float32" or "bfloat16"; got {self.dtype!r}')
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """A configuration from keyword arguments; an unknown name is an InputError."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise InputError(f"unknown engine option {name!r}; known are {', '.join(known)}")
+        return cls(**values)
 
     def resolve(self, *, model_context: int, platform: str) -> Limits:
         """Fix everything that depends on the model and the device.

@@ -1,0 +1,276 @@
+"""The generation loop: admits requests as lanes and pages free up, and decodes all running rows together.
+
+One step is always in flight: step n + 1 is launched before step n's tokens are read. A row whose end is learned late has
+run one step too many, into its own pages; that result is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from ninfer_jax.engine.request import Logprobs, Request, Sequence, sampler_row
+from ninfer_jax.frontend import Frontend, OutputDelta
+from ninfer_jax.outputs import Logprob
+from ninfer_jax.program.allocator import Allocator
+from ninfer_jax.program.program import Program
+from ninfer_jax.program.sampler import Sampled, SamplingRows
+from ninfer_jax.program.units import DecodePlan
+
+Event = tuple[Sequence, OutputDelta]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A launched decode step: which sequences ran, and their results, still on the device."""
+
+    rows: dict[int, Sequence]
+    tokens: jax.Array
+    healthy: jax.Array
+    sampled: Sampled | None
+
+
+class GenerationLoop:
+    """Runs requests on a program, first come first served. Not re-entrant."""
+
+    def __init__(self, program: Program, allocator: Allocator, frontend: Frontend) -> None:
+        self._program = program
+        self._allocator = allocator
+        self._frontend = frontend
+        self._vocab = frontend.vocab_size
+        self._running: dict[int, Sequence] = {}
+        self._marked_lanes: set[int] = set()
+        self._membership_changed = True
+
+    def run(self, requests: list[Request]) -> Iterator[Event]:
+        """Run requests to their ends, yielding what each commit adds to a sequence.
+
+        Closing the iterator aborts whatever still runs; every lane and page is free afterwards.
+        """
+        waiting = deque(requests)
+        in_flight: _Step | None = None
+        try:
+            while waiting or self._running or in_flight:
+                self._admit(waiting)
+                if in_flight and any(s.synchronous for s in self._running.values()):
+                    yield from self._settle(in_flight)
+                    in_flight = None
+                step = self._launch()
+                if in_flight:
+                    yield from self._settle(in_flight)
+                in_flight = step
+        finally:
+            for sequence in list(self._running.values()):
+                sequence.finish_reason = "abort"
+                self._retire(sequence)
+
+    def _admit(self, waiting: deque[Request]) -> None:
+        while waiting:
+            request = waiting[0]
+            if not self._allocator.can_admit(len(request.sequences), request.total_tokens):
+                return
+            waiting.popleft()
+            request.admitted = time.monotonic()
+            for sequence in request.sequences:
+                sequence.lease = self._allocator.admit(request.total_tokens)
+                self._running[sequence.lease.lane] = sequence
+                sequence.forced = request.prompt.token_ids[-1]
+                self._mark(sequence)
+            self._membership_changed = True
+            self._prefill(request)
+
+    def _prefill(self, request: Request) -> None:
+        """Run all of the prompt but its last token, which the first decode step runs."""
+        first, *others = (s.lease for s in request.sequences)
+        assert first is not None
+        ids = request.prompt.array
+        scored = []
+        start, end = 0, len(ids) - 1
+        while start < end:
+            size = self._chunk(end - start)
+            hidden = self._program.prefill(ids[start : start + size], start, first)
+            if request.sampling.prompt_logprobs is not None:
+                targets = ids[start + 1 : start + size + 1]
+                scored.append((targets, self._program.prompt_logprobs(hidden, targets)))
+            start += size
+        for lease in others:
+            assert lease is not None
+            self._program.fork(first, lease, end)
+        if request.sampling.prompt_logprobs is not None:
+            request.prompt_logprobs = [None]
+            for targets, result in scored:
+                host = jax.device_get(result)
+                for i, target in enumerate(targets.tolist()):
+                    request.prompt_logprobs.append(
+                        self._logprobs(
+                            target,
+                            float(host.logprob[i]),
+                            int(host.rank[i]),
+                            host.top_ids[i],
+                            host.top_logprobs[i],
+                            request.sampling.prompt_logprobs,
+                        )
+                    )
+
+    def _chunk(self, remaining: int) -> int:
+        """Tokens of the next prefill unit: the bucket that fits, unless more than half of it would be padding."""
+        buckets = self._program.limits.chunk_buckets
+        for bucket in buckets:
+            if bucket >= remaining:
+                return remaining if remaining * 2 > bucket or bucket == buckets[0] else buckets[0]
+        return buckets[-1]
+
+    def _mark(self, sequence: Sequence) -> None:
+        """Bring the sampler's memory of the sequence's lane up to date, if it matters."""
+        assert sequence.lease is not None
+        lane = sequence.lease.lane
+        if sequence.needs_sampler_row or lane in self._marked_lanes:
+            self._program.install_row(lane, **sampler_row(sequence, self._vocab))
+            self._marked_lanes.discard(lane)
+            if sequence.needs_sampler_row:
+                self._marked_lanes.add(lane)
+
+    def _launch(self) -> _Step | None:
+        rows = {lane: s for lane, s in self._running.items() if s.wants_step}
+        if not rows:
+            return None
+        if self._membership_changed:
+            self._freeze_rows()
+        limits = self._program.limits
+        C = limits.max_concurrency
+        forced, positions = np.full(C, -1, np.int32), np.zeros(C, np.int32)
+        slots, tables = self._slots, self._tables
+        if len(rows) < len(self._running):
+            # A row that has launched its last step sits this one out: it must not run past its pages.
+            idle = [lane for lane in self._running if lane not in rows]
+            slots, tables = slots.copy(), tables.copy()
+            slots[idle], tables[idle] = 0, 0
+        for lane, sequence in rows.items():
+            forced[lane], positions[lane] = sequence.forced, sequence.position
+            sequence.forced = -1
+            sequence.launched += 1
+            sequence.request.decode_steps += 1
+        idle_rows = [lane for lane in range(C) if lane not in rows]
+        forced[idle_rows] = 0
+        logits = self._program.decode(DecodePlan(forced, positions, tables, slots))
+        if any(s.needs_full_sampler for s in rows.values()):
+            sampled = self._program.sample(logits, self._sampling, positions + 1)
+            return _Step(rows, sampled.tokens, sampled.healthy, sampled)
+        tokens, healthy = self._program.sample_greedy(logits)
+        return _Step(rows, tokens, healthy, None)
+
+    def _freeze_rows(self) -> None:
+        """Rebuild what stays the same until the membership changes again."""
+        C, L = self._program.limits.max_concurrency, self._program.limits.blocks
+        self._slots, self._tables = np.zeros(C, np.int32), np.zeros((C, L), np.int32)
+        columns = {
+            "temperature": np.zeros(C, np.float32),
+            "top_k": np.zeros(C, np.int32),
+            "top_p": np.ones(C, np.float32),
+            "min_p": np.zeros(C, np.float32),
+            "presence_penalty": np.zeros(C, np.float32),
+            "frequency_penalty": np.zeros(C, np.float32),
+            "repetition_penalty": np.ones(C, np.float32),
+        }
+        seed = np.zeros((C, 2), np.uint32)
+        for lane, sequence in self._running.items():
+            assert sequence.lease is not None
+            self._slots[lane] = sequence.lease.slot
+            self._tables[lane] = sequence.lease.block_table
+            for name, column in columns.items():
+                column[lane] = getattr(sequence.request.sampling, name)
+            seed[lane] = sequence.seed >> 32, sequence.seed & 0xFFFFFFFF
+        self._sampling = self._program.put(SamplingRows(seed=seed, **columns))
+        self._membership_changed = False
+
+    def _settle(self, step: _Step) -> Iterator[Event]:
+        """Read a step's tokens and commit them to the sequences that still run."""
+        tokens, healthy = np.asarray(step.tokens).tolist(), np.asarray(step.healthy).tolist()
+        details = None
+        if step.sampled is not None and any(
+            s.request.sampling.logprobs is not None for s in step.rows.values()
+        ):
+            details = jax.device_get(step.sampled)
+        now = time.monotonic()
+        for lane, sequence in step.rows.items():
+            if sequence.finish_reason is not None:
+                continue
+            sequence.request.first_token = sequence.request.first_token or now
+            if not healthy[lane]:
+                sequence.finish_reason = "abort"
+                sequence.error = (
+                    "the model's logits are not finite; the weights or the input are damaged"
+                )
+                self._retire(sequence)
+                yield sequence, OutputDelta((), "", "", None, None)
+                continue
+            entry: Logprobs = {}
+            if details is not None and sequence.request.sampling.logprobs is not None:
+                entry = self._logprobs(
+                    tokens[lane],
+                    float(details.logprob[lane]),
+                    int(details.rank[lane]),
+                    details.top_ids[lane],
+                    details.top_logprobs[lane],
+                    sequence.request.sampling.logprobs,
+                )
+                sequence.cumulative_logprob += float(details.logprob[lane])
+            yield self._commit(sequence, tokens[lane], entry)
+            yield from self._control(sequence)
+
+    def _commit(self, sequence: Sequence, token: int, entry: Logprobs) -> Event:
+        delta = sequence.session.commit(sequence.session.preview([token]))
+        sequence.tokens.append(token)
+        sequence.logprobs.append(entry)
+        sequence.finish_reason, sequence.stop_reason = delta.finish_reason, delta.stop_reason
+        if delta.finish_reason is not None:
+            self._retire(sequence)
+        elif len(sequence.tokens) == sequence.request.sampling.min_tokens:
+            self._mark(sequence)
+        return sequence, delta
+
+    def _control(self, sequence: Sequence) -> Iterator[Event]:
+        """Append tokens that must come whatever the model says (UN-10); the next step runs the last of them."""
+        while sequence.finish_reason is None and (forced := sequence.session.control_tokens()):
+            for token in forced:
+                if sequence.finish_reason is not None:
+                    return
+                if sequence.forced >= 0:
+                    raise AssertionError("two control tokens in a row need a unit of their own")
+                sequence.forced = token
+                sequence.launched += 1
+                yield self._commit(sequence, token, {})
+            if sequence.finish_reason is None:
+                self._mark(sequence)
+
+    def _retire(self, sequence: Sequence) -> None:
+        assert sequence.lease is not None
+        del self._running[sequence.lease.lane]
+        self._allocator.release(sequence.lease)
+        sequence.lease = None
+        self._membership_changed = True
+        sequence.request.done = time.monotonic()
+
+    def _logprobs(
+        self,
+        token: int,
+        logprob: float,
+        rank: int,
+        top_ids: np.ndarray,
+        top_logprobs: np.ndarray,
+        count: int,
+    ) -> Logprobs:
+        """The chosen token and the `count` most probable ones."""
+        decode = self._frontend.tokenizer.decode
+        entry = {token: Logprob(logprob, rank, decode([token], skip_special_tokens=False))}
+        for i in range(min(count, len(top_ids))):
+            other = int(top_ids[i])
+            if other != token:
+                text = decode([other], skip_special_tokens=False)
+                entry[other] = Logprob(float(top_logprobs[i]), i + 1, text)
+        return entry
