@@ -1,12 +1,14 @@
 """The root of the exception tree, and the errors of model artifacts.
 
-The root stands here because `artifacts` is the lowest package that raises to users; `ninfer_jax.errors` adds the
-runtime's branches and re-exports these.
+The root stands here because `artifacts` is the lowest package that raises to users;
+`ninfer_jax.errors` adds the runtime's branches and re-exports these.
 """
 
 
 class NinferError(Exception):
-    """Base of every error this project raises on purpose. Its message names the thing, the limit and the cure."""
+    """Base of every error this project raises on purpose. Its message names the thing, the limit
+    and the cure.
+    """
 
 
 class ArtifactError(NinferError):
@@ -14,4 +16,6 @@ class ArtifactError(NinferError):
 
 
 class NotYetError(ArtifactError):
-    """A well-formed artifact uses a numeric format or feature that this version does not implement."""
+    """A well-formed artifact uses a numeric format or feature that this version does not
+    implement.
+    """

@@ -1,0 +1,262 @@
+"""Reads a Hugging Face `config.json`, flat or nested, into a `Qwen3_5Config`.
+
+Fall-backs are exactly those of the model classes (model_math.md section 10); every other key must
+be there. A feature that would change the formulas without changing any shape is refused by name,
+never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from artifacts.architectures.qwen3_5.config import (
+    FULL_ATTENTION,
+    LINEAR_ATTENTION,
+    Qwen3_5Config,
+    Qwen3_5VisionConfig,
+)
+from artifacts.architectures.registry import MOE, normalise_architecture
+from artifacts.errors import ArtifactError, NotYetError
+
+DEFAULT_ROPE_THETA = 10000.0
+DEFAULT_PARTIAL_ROTARY_FACTOR = 0.25
+DEFAULT_MROPE_SECTION = (11, 11, 10)
+DEFAULT_FULL_ATTENTION_INTERVAL = 4
+_PLAIN_ROPE = ("default", "mrope")
+
+
+class _Keys:
+    """One JSON object of the config file; every failure names the file and the key."""
+
+    def __init__(self, values: Mapping[str, Any], where: str, path: str = "") -> None:
+        self.values, self.where, self.path = values, where, path
+
+    def fail(self, key: str, message: str) -> ArtifactError:
+        return ArtifactError(f"{self.where}: {self.path}{key} {message}")
+
+    def not_yet(self, key: str) -> NotYetError:
+        return NotYetError(
+            f"{self.where}: {self.path}{key} = {self.values[key]!r} is not implemented yet"
+        )
+
+    def get(self, key: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
+        """The value of a key; null counts as absent, and a bool never passes for a number."""
+        value = self.values.get(key)
+        if value is None:
+            if default is ...:
+                raise self.fail(key, "is missing")
+            return default
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            names = " or ".join(k.__name__ for k in kinds)
+            raise self.fail(key, f"must be {names}, not {value!r}")
+        return value
+
+    def integer(self, key: str, default: Any = ...) -> Any:
+        return self.get(key, int, default)
+
+    def number(self, key: str, default: Any = ...) -> float:
+        return float(self.get(key, (int, float), default))
+
+    def integers(self, key: str, default: Any = ...) -> tuple[int, ...]:
+        values = self.get(key, list, default)
+        if any(isinstance(v, bool) or not isinstance(v, int) for v in values):
+            raise self.fail(key, f"must be a list of integers, not {values!r}")
+        return tuple(values)
+
+    def section(self, key: str) -> _Keys:
+        return _Keys(self.get(key, dict, {}), self.where, f"{self.path}{key}.")
+
+    def only(self, key: str, allowed: tuple[Any, ...]) -> None:
+        """Refuses a present value outside `allowed` as not implemented."""
+        if self.values.get(key) is not None and self.values[key] not in allowed:
+            raise self.not_yet(key)
+
+
+def huggingface_architecture(raw: Mapping[str, Any], where: str = "config.json") -> str:
+    """The first name under `architectures`, as it stands. ArtifactError when there is none."""
+    names = _Keys(raw, where).get("architectures", list)
+    if not names or not isinstance(names[0], str):
+        raise ArtifactError(f"{where}: architectures must name one class, not {names!r}")
+    return names[0]
+
+
+def parse_huggingface_config(
+    raw: Mapping[str, Any], where: str = "config.json"
+) -> tuple[str, Qwen3_5Config]:
+    """`(architecture entry, config)` of a parsed `config.json`.
+
+    Raises ArtifactError naming the file and key for a missing or impossible value and for an
+    unknown architecture; NotYetError for a known feature or architecture that is not implemented.
+    """
+    public_name = huggingface_architecture(raw, where)
+    architecture = normalise_architecture(public_name, where)
+    top = _Keys(raw, where)
+    text = top.section("text_config") if raw.get("text_config") is not None else top
+    _refuse_unsupported(top, text)
+    layers = text.integer("num_hidden_layers")
+    is_moe = architecture == MOE
+    try:
+        config = Qwen3_5Config(
+            vocab_size=text.integer("vocab_size"),
+            hidden_size=text.integer("hidden_size"),
+            num_hidden_layers=layers,
+            layer_types=_layer_types(text, layers),
+            num_attention_heads=text.integer("num_attention_heads"),
+            num_key_value_heads=text.integer("num_key_value_heads"),
+            rms_norm_eps=text.number("rms_norm_eps"),
+            linear_num_key_heads=text.integer("linear_num_key_heads"),
+            linear_num_value_heads=text.integer("linear_num_value_heads"),
+            linear_key_head_dim=text.integer("linear_key_head_dim"),
+            linear_value_head_dim=text.integer("linear_value_head_dim"),
+            linear_conv_kernel_dim=text.integer("linear_conv_kernel_dim"),
+            # Qwen3.5-MoE always renormalises; only Qwen3-Next has a switch.
+            norm_topk_prob=(
+                text.get("norm_topk_prob", bool, True)
+                if public_name.startswith("Qwen3Next")
+                else is_moe
+            ),
+            tie_word_embeddings=_tie_flag(top, text),
+            max_position_embeddings=text.integer("max_position_embeddings"),
+            mtp_num_hidden_layers=text.integer("mtp_num_hidden_layers", 1),
+            vision=_vision(top),
+            image_token_id=top.integer("image_token_id", None),
+            video_token_id=top.integer("video_token_id", None),
+            vision_start_token_id=top.integer("vision_start_token_id", None),
+            vision_end_token_id=top.integer("vision_end_token_id", None),
+            bos_token_id=text.integer("bos_token_id", None),
+            eos_token_ids=_eos_ids(text),
+            pad_token_id=text.integer("pad_token_id", None),
+            **_rope(text, plain=public_name.startswith("Qwen3Next")),
+            **_ffn(text, layers, is_moe),
+        )
+    except (NotYetError, ArtifactError) as error:
+        if str(error).startswith(where):
+            raise
+        raise ArtifactError(f"{where}: {error}") from None
+    return architecture, config
+
+
+def _refuse_unsupported(top: _Keys, text: _Keys) -> None:
+    for keys in (top, text):
+        quantised = keys.values.get("quantization_config")
+        if quantised:
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            raise NotYetError(
+                f"{keys.where}: {keys.path}quantization_config ({method}) is not implemented yet; "
+                "use the BF16 release"
+            )
+    text.only("attention_bias", (False,))
+    text.only("hidden_act", ("silu", "swish"))
+    text.only("attn_output_gate", (True,))
+    text.only("output_gate_type", ("swish", "silu"))
+    text.only("layer_scale", (False,))
+    text.only("mtp_use_dedicated_embeddings", (False,))
+    text.only("use_sliding_window", (False,))
+
+
+def _tie_flag(top: _Keys, text: _Keys) -> bool:
+    """In the nested form the flag stands at both levels and the top one counts."""
+    inner = text.get("tie_word_embeddings", bool, False)
+    return bool(top.get("tie_word_embeddings", bool, inner))
+
+
+def _layer_types(text: _Keys, layers: int) -> tuple[str, ...]:
+    given = text.get("layer_types", list, None)
+    if given is not None:
+        for kind in given:
+            if kind not in (LINEAR_ATTENTION, FULL_ATTENTION):
+                raise text.fail("layer_types", f"holds {kind!r}, which is not a known layer type")
+        return tuple(given)
+    interval = text.integer("full_attention_interval", DEFAULT_FULL_ATTENTION_INTERVAL)
+    if interval < 1:
+        raise text.fail("full_attention_interval", f"must be positive, not {interval}")
+    return tuple(
+        FULL_ATTENTION if (i + 1) % interval == 0 else LINEAR_ATTENTION for i in range(layers)
+    )
+
+
+def _rope(text: _Keys, plain: bool) -> dict[str, Any]:
+    """rope_theta, rotary_dim, mrope_section, head_dim. `plain`: the family has no multi-axis
+    positions.
+    """
+    rope = text.section("rope_parameters")
+    scaling = text.section("rope_scaling")
+    for keys in (rope, scaling):
+        keys.only("rope_type", _PLAIN_ROPE)
+        keys.only("type", _PLAIN_ROPE)
+        keys.only("factor", (1, 1.0))
+        keys.only("mrope_interleaved", (True,))
+    head_dim = text.integer("head_dim")
+    theta = rope.number("rope_theta", text.number("rope_theta", DEFAULT_ROPE_THETA))
+    partial = rope.number(
+        "partial_rotary_factor", text.number("partial_rotary_factor", DEFAULT_PARTIAL_ROTARY_FACTOR)
+    )
+    if not 0 < partial <= 1:
+        raise text.fail("partial_rotary_factor", f"must lie in (0, 1], not {partial}")
+    rotary_dim = int(head_dim * partial)
+    section = rope.integers("mrope_section", ()) or scaling.integers("mrope_section", ())
+    if section and sum(section) * 2 != rotary_dim:
+        raise rope.fail(
+            "mrope_section", f"{list(section)} does not add up to half of {rotary_dim} rotated dims"
+        )
+    if not section:
+        section = (rotary_dim // 2, 0, 0) if plain else DEFAULT_MROPE_SECTION
+    return {
+        "head_dim": head_dim,
+        "rope_theta": theta,
+        "rotary_dim": rotary_dim,
+        "mrope_section": section,
+    }
+
+
+def _ffn(text: _Keys, layers: int, is_moe: bool) -> dict[str, Any]:
+    if not is_moe:
+        return {
+            "ffn_types": ("dense",) * layers,
+            "intermediate_size": text.integer("intermediate_size"),
+            "num_experts": 0,
+            "num_experts_per_tok": 0,
+            "moe_intermediate_size": 0,
+            "shared_expert_intermediate_size": 0,
+        }
+    dense_layers = text.integers("mlp_only_layers", ())
+    step = text.integer("decoder_sparse_step", 1)
+    if step < 1:
+        raise text.fail("decoder_sparse_step", f"must be positive, not {step}")
+    kinds = tuple(
+        "moe" if i not in dense_layers and (i + 1) % step == 0 else "dense" for i in range(layers)
+    )
+    experts = text.integer("num_experts")
+    if experts < 1:
+        raise text.fail("num_experts", f"must be positive, not {experts}")
+    return {
+        "ffn_types": kinds,
+        "intermediate_size": text.integer("intermediate_size") if "dense" in kinds else 0,
+        "num_experts": experts,
+        "num_experts_per_tok": text.integer("num_experts_per_tok"),
+        "moe_intermediate_size": text.integer("moe_intermediate_size"),
+        "shared_expert_intermediate_size": text.integer("shared_expert_intermediate_size"),
+    }
+
+
+def _vision(top: _Keys) -> Qwen3_5VisionConfig | None:
+    if top.values.get("vision_config") is None:
+        return None
+    vision = top.section("vision_config")
+    if vision.get("deepstack_visual_indexes", list, []):
+        raise vision.not_yet("deepstack_visual_indexes")
+    vision.only("hidden_act", ("gelu_pytorch_tanh",))
+    names = (
+        "depth", "hidden_size", "intermediate_size", "num_heads", "in_channels", "patch_size",
+        "spatial_merge_size", "temporal_patch_size", "out_hidden_size", "num_position_embeddings",
+    )  # fmt: skip
+    return Qwen3_5VisionConfig(**{name: vision.integer(name) for name in names})
+
+
+def _eos_ids(text: _Keys) -> tuple[int, ...]:
+    if isinstance(text.values.get("eos_token_id"), list):
+        return text.integers("eos_token_id")
+    single = text.integer("eos_token_id", None)
+    return () if single is None else (single,)
