@@ -6,9 +6,17 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxtyping import install_import_hook
 
-# Array annotations in these packages are checked at call (trace) time.
+# Array annotations of these modules' functions are checked at call (trace) time. Modules of PyTree classes are left
+# out: JAX builds trees of other things than arrays (shapes, specifications, placeholders).
 install_import_hook(
-    ["ninfer_jax.models", "ninfer_jax.program", "pallas_kernels"], "beartype.beartype"
+    [
+        "ninfer_jax.models.qwen3_5.layers",
+        "ninfer_jax.models.qwen3_5.trunk",
+        "ninfer_jax.program.sampler",
+        "ninfer_jax.program.units",
+        "pallas_kernels",
+    ],
+    "beartype.beartype",
 )
 
 import jax  # noqa: E402

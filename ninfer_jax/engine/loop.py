@@ -1,7 +1,7 @@
 """The generation loop: admits requests as lanes and pages free up, and decodes all running rows together.
 
-One step is always in flight: step n + 1 is launched before step n's tokens are read. A row whose end is learned late has
-run one step too many, into its own pages; that result is dropped.
+One step is always in flight: step n + 1 is launched before step n's tokens are read. A row whose end is learned late
+has run one step too many, into its own pages; that result is dropped.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from ninfer_jax.engine.request import Logprobs, Request, Sequence, sampler_row
 from ninfer_jax.frontend import Frontend, OutputDelta
 from ninfer_jax.outputs import Logprob
 from ninfer_jax.program.allocator import Allocator
+from ninfer_jax.program.plans import DecodePlan, Sampled, SamplingRows
 from ninfer_jax.program.program import Program
-from ninfer_jax.program.sampler import Sampled, SamplingRows
-from ninfer_jax.program.units import DecodePlan
 
 Event = tuple[Sequence, OutputDelta]
 

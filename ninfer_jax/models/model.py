@@ -6,6 +6,7 @@ engine, on a state of their own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,4 +118,5 @@ def decode(
     device, hidden = trunk.decode(
         model.config, model.params, state.device, tokens, positions, state.block_tables, state.slots
     )
-    return trunk.logits(model.params, hidden), state.replace(device=device, length=state.length + 1)
+    state = replace(state, device=device, length=state.length + 1)
+    return trunk.logits(model.params, hidden), state

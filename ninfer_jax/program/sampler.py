@@ -5,13 +5,15 @@ A draw depends on (seed, logical position, purpose) alone, never on the row, the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import IntEnum
 from functools import partial
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
+
+from ninfer_jax.program.plans import Sampled, SamplerState, SamplingRows
 
 MAX_LOGPROBS = 20
 """Most alternatives whose log-probabilities can be asked for."""
@@ -26,49 +28,6 @@ class Purpose(IntEnum):
     CORRECTION = 3
     BONUS = 4
     DRAFT = 5
-
-
-@flax.struct.dataclass
-class SamplerState:
-    """What sampling remembers of each row, over the whole vocabulary."""
-
-    counts: Int[Array, "B V"]
-    """How often each token was generated so far, the prompt not counted."""
-    prompt: Bool[Array, "B V"]
-    """Tokens of the prompt, for the repetition penalty."""
-    bias: Float[Array, "B V"]
-    """Added to the logits first: `logit_bias`, and -inf for stop tokens while `min_tokens` forbids them."""
-
-
-@flax.struct.dataclass
-class SamplingRows:
-    """Sampling parameters of each row; `numeric_formats` gives their exact meaning."""
-
-    temperature: Float[Array, " B"]
-    """0 is greedy."""
-    top_k: Int[Array, " B"]
-    """0 keeps all."""
-    top_p: Float[Array, " B"]
-    min_p: Float[Array, " B"]
-    presence_penalty: Float[Array, " B"]
-    frequency_penalty: Float[Array, " B"]
-    repetition_penalty: Float[Array, " B"]
-    seed: UInt[Array, "B two"]
-    """High and low word of the 64-bit seed."""
-
-
-@flax.struct.dataclass
-class Sampled:
-    """One sampled token a row, with log-probabilities of the raw model distribution."""
-
-    tokens: Int[Array, " B"]
-    healthy: Bool[Array, " B"]
-    """False where the logits held a NaN or no finite value; the token is then meaningless."""
-    logprob: Float[Array, " B"]
-    rank: Int[Array, " B"]
-    """1 for the most probable token."""
-    top_ids: Int[Array, "B n"]
-    top_logprobs: Float[Array, "B n"]
 
 
 def new_sampler_state(rows: int, vocab: int) -> SamplerState:
@@ -126,7 +85,7 @@ def sample(
     tokens = jnp.where(rows.temperature > 0, drawn, jnp.argmax(adjusted, axis=-1))
     tokens = tokens.astype(jnp.int32)
     counts = state.counts.at[jnp.arange(tokens.shape[0]), tokens].add(1)
-    return state.replace(counts=counts), Sampled(
+    return replace(state, counts=counts), Sampled(
         tokens=tokens, healthy=healthy(logits), **log_probabilities(logits, tokens)
     )
 

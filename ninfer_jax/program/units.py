@@ -1,12 +1,7 @@
-"""Units: the jitted functions that change device memory, and the plans they take.
-
-A unit is `unit(params, state, plan) -> (state', result)` with the state donated. Plans hold small arrays of fixed
-shapes; page ids, slots, positions and seeds are inputs and never enter the compile key (CAP-22).
-"""
+"""Units: functions that change device memory, `unit(params, state, plan) -> (state', result)`, the state donated."""
 
 from __future__ import annotations
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -16,50 +11,7 @@ from ninfer_jax.models.qwen3_5 import trunk
 from ninfer_jax.models.qwen3_5.params import TextParameters
 from ninfer_jax.models.qwen3_5.state import PAGE_TOKENS, DeviceState
 from ninfer_jax.program import sampler
-
-
-@flax.struct.dataclass
-class PrefillPlan:
-    """One chunk of one request's prompt."""
-
-    tokens: Int[Array, " T"]
-    start: Int[Array, ""]
-    length: Int[Array, ""]
-    block_table: Int[Array, " L"]
-    slot: Int[Array, ""]
-
-
-@flax.struct.dataclass
-class DecodePlan:
-    """One token for each of C rows. A row that does not run has slot 0, position 0 and a table of null pages."""
-
-    forced: Int[Array, " C"]
-    """Token to run, or -1 for the token the row sampled last."""
-    positions: Int[Array, " C"]
-    """Position of the token that runs."""
-    block_tables: Int[Array, "C L"]
-    slots: Int[Array, " C"]
-
-
-@flax.struct.dataclass
-class ForkPlan:
-    """Copy one request's position to another: its StateImage and the pages it has written."""
-
-    source_slot: Int[Array, ""]
-    target_slot: Int[Array, ""]
-    source_pages: Int[Array, " L"]
-    """Padded with the null page, in the target as well."""
-    target_pages: Int[Array, " L"]
-
-
-@flax.struct.dataclass
-class PromptLogprobs:
-    """Log-probability of each given token after the hidden state before it, and the most probable ones."""
-
-    logprob: Float[Array, " T"]
-    rank: Int[Array, " T"]
-    top_ids: Int[Array, "T n"]
-    top_logprobs: Float[Array, "T n"]
+from ninfer_jax.program.plans import DecodePlan, ForkPlan, PrefillPlan, PromptLogprobs
 
 
 def prefill(

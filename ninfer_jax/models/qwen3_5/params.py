@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
 import jax
@@ -95,6 +95,7 @@ class LeafLayout:
         return math.prod(self.shape)
 
 
+@runtime_checkable
 class ParameterSource(Protocol):
     """What the loader needs of a checkpoint (`artifacts.open_checkpoint`)."""
 
@@ -116,7 +117,8 @@ def parameter_layout(config: Qwen3_5Config, dtype: Any) -> TextParameters:
     dt, f32 = np.dtype(dtype), np.dtype(np.float32)
     layers = range(L)
 
-    def leaf(shape: tuple[int, ...], names: Iterator[str], dtype: np.dtype[Any] = dt) -> LeafLayout:
+    # Any: the tree's fields are annotated as the arrays they hold in a loaded model.
+    def leaf(shape: tuple[int, ...], names: Iterator[str], dtype: np.dtype[Any] = dt) -> Any:
         return LeafLayout(shape, dtype, tuple(names))
 
     def stack(of: list[int], part: str, *names: str) -> Iterator[str]:
@@ -215,6 +217,7 @@ def random_parameters(config: Qwen3_5Config, dtype: Any, seed: int) -> TextParam
 
     def make(path: tuple[Any, ...], leaf: LeafLayout) -> jax.Array:
         name = path[-1].name
+        value: np.ndarray
         if name in ("final_norm", "input_norm", "post_attention_norm", "q_norm", "k_norm"):
             value = np.zeros(leaf.shape)
         elif name == "norm":

@@ -1,13 +1,15 @@
 """The text trunk: prefill over a chunk, decode of one token, and a plain forward without a cache.
 
-All three are pure functions of parameters, state and inputs. The layers run as a scan over the repeating pattern of the
-architecture (three Gated DeltaNet layers, one attention layer), with the parameters as stacked inputs, so compile time
-does not grow with depth.
+All three are pure functions of parameters, state and inputs. The layers run as a loop over the repeating pattern of the
+architecture (three Gated DeltaNet layers, one attention layer), so compile time does not grow with depth.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,15 @@ from ninfer_jax.models.qwen3_5.params import TextParameters
 from ninfer_jax.models.qwen3_5.state import DeviceState
 from pallas_kernels.norms import rms_norm
 from pallas_kernels.paged_attention import append_kv, paged_attention
+
+LayerKind = tuple[str, str]
+"""(mixer, MLP) of a layer: a member of `layer_types` and one of `ffn_types`."""
+Pattern = tuple[tuple[LayerKind, int], ...]
+Carry = TypeVar("Carry")
+
+
+Mixer = Callable[[str, Any, Array, Array, Carry], tuple[Array, Carry]]
+"""`mixer(kind, p, index, x, carry) -> (out, carry)`; index counts the layers of the kind."""
 
 
 def logits(params: TextParameters, hidden: Float[Array, "*n H"]) -> Float[Array, "*n V"]:
@@ -79,6 +90,19 @@ def forward(
     config: Qwen3_5Config, params: TextParameters, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T H"]:
     """Final-norm hidden states of whole sequences from position 0, without a cache; differentiable."""
+    return _uncached(config, params, tokens)[0]
+
+
+def layer_outputs(
+    config: Qwen3_5Config, params: TextParameters, tokens: Int[Array, "B T"]
+) -> Float[Array, "N B T H"]:
+    """The residual stream after each of the N layers, of whole sequences from position 0."""
+    return _uncached(config, params, tokens)[1]
+
+
+def _uncached(
+    config: Qwen3_5Config, params: TextParameters, tokens: Int[Array, "B T"]
+) -> tuple[Float[Array, "B T H"], Float[Array, "N B T H"]]:
     B, T = tokens.shape
     scale = config.head_dim**-0.5
     lengths = jnp.full((B,), T, jnp.int32)
@@ -99,8 +123,8 @@ def forward(
 
     positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None], (B, T))
     rope = layers.rope_tables(config, positions)
-    x, _ = _layers(config, params, params.embed[tokens], None, mixer)
-    return rms_norm(x, params.final_norm, eps=config.rms_norm_eps)
+    x, _, outputs = _layers(config, params, params.embed[tokens], None, mixer)
+    return rms_norm(x, params.final_norm, eps=config.rms_norm_eps), outputs
 
 
 def _cached(
@@ -127,70 +151,114 @@ def _cached(
 
             def attend(q: Array, k: Array, v: Array) -> Array:
                 nonlocal kv
-                kv = kv.replace(k=append_kv(kv.k, k, *where), v=append_kv(kv.v, v, *where))
+                kv = replace(kv, k=append_kv(kv.k, k, *where), v=append_kv(kv.v, v, *where))
                 return paged_attention(q, kv.k, kv.v, *where, scale=config.head_dim**-0.5)
 
             out = layers.full_attention(config, p, x, rope, attend)
-            return out, state.replace(kv=kv)
+            return out, replace(state, kv=kv)
         window = jnp.where(continues[:, None, None], images.window[slots, index], 0)
         memory = jnp.where(continues[:, None, None, None], images.recurrent[slots, index], 0)
         out, window, memory = layers.linear_attention(config, p, x, lengths, window, memory)
-        images = images.replace(
+        images = replace(
+            images,
             window=images.window.at[slots, index].set(window),
             recurrent=images.recurrent.at[slots, index].set(memory),
         )
-        return out, state.replace(images=images)
+        return out, replace(state, images=images)
 
-    x, state = _layers(config, params, params.embed[tokens], state, mixer)
+    x, state, _ = _layers(config, params, params.embed[tokens], state, mixer)
     return state, rms_norm(x, params.final_norm, eps=config.rms_norm_eps)
 
 
-def layer_pattern(config: Qwen3_5Config) -> tuple[tuple[tuple[str, str], ...], int]:
-    """The shortest (mixer, MLP) pattern that repeats to the whole depth, and how often."""
+def layer_pattern(config: Qwen3_5Config) -> tuple[Pattern, int]:
+    """The shortest pattern of layers that repeats to the whole depth, as (kind, run length) pairs, and how often."""
     kinds = tuple(zip(config.layer_types, config.ffn_types, strict=True))
     for period in range(1, len(kinds) + 1):
         repeats, rest = divmod(len(kinds), period)
         if rest == 0 and kinds == kinds[:period] * repeats:
-            return kinds[:period], repeats
+            runs = itertools.groupby(kinds[:period])
+            return tuple((kind, len(list(run))) for kind, run in runs), repeats
     raise AssertionError("a sequence repeats itself once")
 
 
-def _layers(config: Qwen3_5Config, params: TextParameters, x: Array, carry: Any, mixer: Any) -> Any:
-    """Run all layers. `mixer(kind, p, index, x, carry) -> (out, carry)`, index counted among layers of its kind."""
+def _layers(
+    config: Qwen3_5Config, params: TextParameters, x: Array, carry: Carry, mixer: Mixer[Carry]
+) -> tuple[Array, Carry, Array]:
+    """Run all layers: a loop over the repeats of the pattern, inside it one over each run of equal layers.
+
+    A body indexes the stacked parameters by its layer, so there is one copy of the code a kind, whatever the depth.
+    Also returns the output of every layer [N, B, T, H]; where nobody reads them, the compiler drops them.
+    """
     pattern, repeats = layer_pattern(config)
-    kinds = [kind for pair in pattern for kind in pair]
-    stacks = {
+    eps = config.rms_norm_eps
+    mixers = {
         "linear_attention": params.linear_attention,
         "full_attention": params.full_attention,
-        "dense": params.dense_mlp,
-        "moe": params.sparse_mlp,
-        "norms": (params.input_norm, params.post_attention_norm),
     }
-    grouped = jax.tree.map(lambda w: w.reshape(repeats, -1, *w.shape[1:]), stacks)
-    eps = config.rms_norm_eps
+    mlps = {"dense": params.dense_mlp, "moe": params.sparse_mlp}
 
-    def one_group(loop: tuple[Array, Any], xs: tuple[Array, Any]) -> tuple[tuple[Array, Any], None]:
-        (x, carry), (group, w) = loop, xs
-        seen = dict.fromkeys(stacks, 0)
+    def one_layer(kind: LayerKind, at: _Place, x: Array, carry: Carry) -> tuple[Array, Carry]:
+        mixer_kind, mlp_kind = kind
+        y = rms_norm(x, params.input_norm[at.layer], eps=eps)
+        out, carry = mixer(mixer_kind, _take(mixers[mixer_kind], at.mixer), at.mixer, y, carry)
+        x = x + out
+        y = rms_norm(x, params.post_attention_norm[at.layer], eps=eps)
+        p = _take(mlps[mlp_kind], at.mlp)
+        if mlp_kind == "dense":
+            return x + layers.dense_mlp(p, y), carry
+        return x + layers.sparse_mlp(config, p, y), carry
 
-        def take(kind: str) -> tuple[Any, Array]:
-            i = seen[kind]
-            seen[kind] += 1
-            index = group * kinds.count(kind) + i
-            return jax.tree.map(lambda stacked: stacked[i], w[kind]), index
+    def one_group(loop: tuple[Array, Carry], group: Array) -> tuple[tuple[Array, Carry], Array]:
+        before: list[LayerKind] = []
+        outputs = []
+        for kind, length in pattern:
+            first = _place(kind, before, group, pattern)
 
-        for mixer_kind, mlp_kind in pattern:
-            (input_norm, post_norm), _ = take("norms")
-            p, index = take(mixer_kind)
-            out, carry = mixer(mixer_kind, p, index, rms_norm(x, input_norm, eps=eps), carry)
-            x = x + out
-            y = rms_norm(x, post_norm, eps=eps)
-            p, _ = take(mlp_kind)
-            x = x + (
-                layers.dense_mlp(p, y) if mlp_kind == "dense" else layers.sparse_mlp(config, p, y)
-            )
-        return (x, carry), None
+            def body(
+                loop: tuple[Array, Carry], i: Array, kind: LayerKind = kind, first: _Place = first
+            ) -> tuple[tuple[Array, Carry], Array]:
+                loop = one_layer(kind, first.shifted(i), *loop)
+                return loop, loop[0]
+
+            steps = jnp.arange(length, dtype=jnp.int32)
+            if length > 1:
+                loop, xs = jax.lax.scan(body, loop, steps)
+            else:
+                loop, x = body(loop, steps[0])
+                xs = x[None]
+            before += [kind] * length
+            outputs.append(xs)
+        return loop, jnp.concatenate(outputs)
 
     groups = jnp.arange(repeats, dtype=jnp.int32)
-    (x, carry), _ = jax.lax.scan(one_group, (x, carry), (groups, grouped))
-    return x, carry
+    (x, carry), outputs = jax.lax.scan(one_group, (x, carry), groups)
+    return x, carry, outputs.reshape(-1, *x.shape)
+
+
+class _Place(NamedTuple):
+    """Where a layer's parameters stand: among all layers, those with its mixer, and those with its MLP."""
+
+    layer: Array
+    mixer: Array
+    mlp: Array
+
+    def shifted(self, i: Array) -> _Place:
+        return _Place(self.layer + i, self.mixer + i, self.mlp + i)
+
+
+def _place(kind: LayerKind, before: list[LayerKind], group: Array, pattern: Pattern) -> _Place:
+    """The place of the first layer of a run: `before` are the layers ahead of it in its group."""
+    period = [k for k, length in pattern for _ in range(length)]
+
+    def count(same: Callable[[LayerKind], bool]) -> Array:
+        return group * sum(map(same, period)) + sum(map(same, before))
+
+    return _Place(
+        count(lambda k: True), count(lambda k: k[0] == kind[0]), count(lambda k: k[1] == kind[1])
+    )
+
+
+def _take(stacked: Any, index: Array) -> Any:
+    return jax.tree.map(
+        lambda w: jax.lax.dynamic_index_in_dim(w, index, axis=0, keepdims=False), stacked
+    )
