@@ -26,6 +26,11 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 from pathlib import Path  # noqa: E402
 
+# Engines of the same checkpoint start in many tests; each executable is compiled once.
+CACHE = Path(__file__).parent.parent / ".cache" / "jax"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
 import pytest  # noqa: E402
 
 GOLDENS = Path(__file__).parent / "goldens"

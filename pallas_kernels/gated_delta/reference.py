@@ -78,13 +78,21 @@ def chunked(
 
     qc, kc = chunks(_query(q)), chunks(_l2_normalised(k))
     vc, bc = chunks(v.astype(jnp.float32)), chunks(beta)[..., None]
-    c = jnp.cumsum(chunks(g), axis=-1)
+    gc = chunks(g)
 
     row = jnp.arange(CHUNK)
-    lower = (row[:, None] >= row[None, :])[None, None, None]
+    lower = row[:, None] >= row[None, :]
     strict = (row[:, None] > row[None, :])[None, None, None]
-    # Masked before the exponential: above the diagonal the difference is positive and may overflow.
-    decay = jnp.exp(jnp.where(lower, c[..., :, None] - c[..., None, :], -jnp.inf))
+    # Log decay from token j to token i, summed over the tokens between them: a difference of two running sums would
+    # lose the digits of a small decay behind a large one.
+    between = jnp.einsum(
+        "im,nbhmj->nbhij",
+        lower.astype(jnp.float32),
+        jnp.where(strict, gc[..., :, None], 0.0),
+        precision=_EXACT,
+    )
+    c = jnp.cumsum(gc, axis=-1)
+    decay = jnp.where(lower[None, None, None], jnp.exp(between), 0.0)
     kk = per_value_head(jnp.einsum("nbhid,nbhjd->nbhij", kc, kc, precision=_EXACT))
     qk = per_value_head(jnp.einsum("nbhid,nbhjd->nbhij", qc, kc, precision=_EXACT)) * decay
     system = jnp.where(strict, bc * kk * decay, 0.0)
@@ -95,7 +103,7 @@ def chunked(
     )
     u, w = solved[..., :dv], solved[..., dv:]
     q_in = qv * jnp.exp(c)[..., None]
-    k_out = kv * jnp.exp(c[..., -1:] - c)[..., None]
+    k_out = kv * decay[..., -1, :, None]
     keep = jnp.exp(c[..., -1])[..., None, None]
 
     def one_chunk(M: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
