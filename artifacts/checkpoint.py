@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -44,8 +44,8 @@ class Checkpoint:
     """
 
     path: Path
-    kind: str
-    """"huggingface" or "artifact"."""
+    kind: Literal["huggingface", "artifact"]
+    """What the folder is."""
     manifest: Manifest
     config: Qwen3_5Config
     source: ObjectSource
@@ -97,8 +97,8 @@ class Checkpoint:
         contiguous array.
 
         Blocks follow each other without gaps. A block has at most `max_bytes` bytes and at most an
-        eighth of the largest object (1 MiB if that is less), so that two of them in flight stay
-        far below one tensor.
+        eighth of the largest object (but 1 MiB is always allowed), so that two of them in flight
+        stay far below one tensor.
         """
         dtype, view = self.dtype(name), self._view(name)
         limit = min(max_bytes, max(MIN_BLOCK_BYTES, self.largest_nbytes // 8))

@@ -35,6 +35,7 @@ from artifacts.manifest import (
     Segment,
     StoredObject,
 )
+from artifacts.manifest_checks import check_manifest
 from artifacts.safetensors_file import TensorEntry, read_into
 from artifacts.shards import INDEX_FILE, read_json_object, read_tensor_table
 from artifacts.version import CONVERTER, converter_version
@@ -102,6 +103,7 @@ def open_huggingface(
             dropped=bound.dropped,
         ),
     )
+    check_manifest(manifest, str(folder))
     return manifest, config, SafetensorsSource(folder, table)
 
 
