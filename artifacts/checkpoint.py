@@ -96,12 +96,12 @@ class Checkpoint:
         """Streams a parameter as `(offset, values)`: flat element offset, and a fresh 1-D
         contiguous array.
 
-        Blocks follow each other without gaps. A block has at most `max_bytes` bytes and at most an
-        eighth of the largest object (but 1 MiB is always allowed), so that two of them in flight
+        Blocks follow each other without gaps. A block has at most `max_bytes` bytes and at most a
+        sixteenth of the largest object (but 1 MiB is always allowed), so that two of them in flight
         stay far below one tensor.
         """
         dtype, view = self.dtype(name), self._view(name)
-        limit = min(max_bytes, max(MIN_BLOCK_BYTES, self.largest_nbytes // 8))
+        limit = min(max_bytes, max(MIN_BLOCK_BYTES, self.largest_nbytes // 16))
         if limit < dtype.itemsize:
             raise ArtifactError(f"max_bytes {max_bytes} holds no element of {name}")
         step = limit // dtype.itemsize

@@ -23,7 +23,7 @@ from artifacts.manifest import Manifest, Plane, Segment
 
 WEIGHTS = "weights"
 MIN_SEGMENT_BYTES = 1 << 20
-MAX_SEGMENT_BYTES = 128 << 20
+MAX_SEGMENT_BYTES = 64 << 20
 WHOLE_GROUP_BYTES = 4 << 20
 """Groups up to this size are restored at once: a call to orbax costs milliseconds, whatever it
 reads.

@@ -1,4 +1,6 @@
-"""Every way in which a Hugging Face folder can be damaged is one clear error naming the file or tensor."""
+"""Every way in which a Hugging Face folder can be damaged is one clear error naming the file or
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_shard_missing_on_disk(sharded: Path) -> None:
 
 def test_tensor_missing_in_its_shard(sharded: Path) -> None:
     path = where_is(sharded, UP)
-    kept = {n: v for n, v in tensors_of(sharded).items() if where_is(sharded, n) == path and n != UP}
+    kept = {
+        n: v for n, v in tensors_of(sharded).items() if where_is(sharded, n) == path and n != UP
+    }
     save_file(kept, path)
     refused(sharded, path.name, UP, "missing")
 
@@ -140,9 +144,7 @@ def test_missing_expert_and_missing_group(qwen3_next: Path, tmp_path: Path) -> N
             "model.layers.3.mlp.experts.15.down_proj.weight",
         )
     ):
-        folder = variant(
-            qwen3_next, tmp_path / str(i), tensors=drop(name)
-        )
+        folder = variant(qwen3_next, tmp_path / str(i), tensors=drop(name))
         refused(folder, name, "missing")
     name = "model.layers.0.linear_attn.in_proj_qkvz.weight"
     refused(
@@ -204,9 +206,7 @@ def test_parts_of_different_dtypes(qwen3_next: Path, tmp_path: Path) -> None:
     def cast(t: Tensors) -> None:
         t[name] = t[name].astype(np.float32)
 
-    refused(
-        variant(qwen3_next, tmp_path / "x", tensors=cast), name, "mixes bfloat16 and float32"
-    )
+    refused(variant(qwen3_next, tmp_path / "x", tensors=cast), name, "mixes bfloat16 and float32")
 
 
 def test_vision_tensors_without_a_vision_config(vl: Path, tmp_path: Path) -> None:
@@ -242,8 +242,7 @@ def test_file_cut_short_after_opening(single: Path) -> None:
     path = single / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(artifacts.ArtifactError, match=r"model\.safetensors: truncated at byte"):
-        for name in checkpoint.parameters():
-            checkpoint.read(name)
+        checkpoint.read("text.lm_head")
     path.unlink()
     with pytest.raises(artifacts.ArtifactError, match=r"model\.safetensors: cannot be read"):
         checkpoint.read("text.norm")
@@ -301,6 +300,13 @@ def test_bad_header(single: Path, change: Callable, fragments: tuple[str, ...]) 
     refused(single, "model.safetensors", *fragments)
 
 
+def opened(folder: Path) -> tuple[artifacts.Checkpoint | None, Exception | None]:
+    try:
+        return artifacts.open_checkpoint(folder), None
+    except artifacts.ArtifactError as error:
+        return None, error
+
+
 def test_any_flipped_header_bit_is_caught_or_harmless(dense: Path, tmp_path: Path) -> None:
     """A flip is refused with one ArtifactError, or changes no parameter (free-text metadata)."""
     folder = variant(dense, tmp_path / "x")
@@ -315,9 +321,8 @@ def test_any_flipped_header_bit_is_caught_or_harmless(dense: Path, tmp_path: Pat
         with path.open("r+b") as stream:
             stream.seek(at)
             stream.write(bytes([raw[at] ^ bit]))
-        try:
-            checkpoint = artifacts.open_checkpoint(folder)
-        except artifacts.ArtifactError as error:
+        checkpoint, error = opened(folder)
+        if checkpoint is None:
             assert str(folder) in str(error)
         else:
             harmless += 1
@@ -367,9 +372,7 @@ def test_front_end_resources(vl: Path, tmp_path: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     for template, wanted in (("inline", "inline"), (named, "b"), (None, None)):
-        edit_json(
-            folder / "tokenizer_config.json", lambda c, t=template: c.update(chat_template=t)
-        )
+        edit_json(folder / "tokenizer_config.json", lambda c, t=template: c.update(chat_template=t))
         assert artifacts.open_checkpoint(folder).frontend.chat_template == wanted
     assert artifacts.open_checkpoint(folder).frontend.preprocessor_config is None
     edit_json(folder / "tokenizer_config.json", lambda c: c.update(chat_template=5))

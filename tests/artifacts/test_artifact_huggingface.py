@@ -1,8 +1,11 @@
-"""Hugging Face folders read as logical parameters, against safetensors' own reader and hand-written regrouping."""
+"""Hugging Face folders read as logical parameters, against safetensors' own reader and
+hand-written regrouping.
+"""
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import ml_dtypes
@@ -63,7 +66,9 @@ def next_projections(ours: str, theirs: str, t: Tensors) -> Tensors:
     ba = t[f"{theirs}.linear_attn.in_proj_ba.weight"].reshape(2, 4, -1)
     width = qkvz.shape[1]
     return {
-        f"{ours}.linear_attn.in_proj_qkv": np.concatenate([x.reshape(-1, width) for x in (q, k, v)]),
+        f"{ours}.linear_attn.in_proj_qkv": np.concatenate(
+            [x.reshape(-1, width) for x in (q, k, v)]
+        ),
         f"{ours}.linear_attn.in_proj_z": z.reshape(-1, width),
         f"{ours}.linear_attn.in_proj_b": ba[:, :2].reshape(-1, width),
         f"{ours}.linear_attn.in_proj_a": ba[:, 2:].reshape(-1, width),
@@ -148,10 +153,14 @@ def test_blocks_are_the_parameter_in_bounded_pieces(
     goldens: Path, name: str, max_bytes: int
 ) -> None:
     checkpoint = artifacts.open_checkpoint(goldens / name)
-    parameters = checkpoint.parameters() if max_bytes > 1 << 13 else ("text.layers.0.linear_attn.in_proj_z",)
+    parameters = (
+        checkpoint.parameters() if max_bytes > 1 << 13 else ("text.layers.0.linear_attn.in_proj_z",)
+    )
     for parameter in parameters:
         blocks = list(checkpoint.blocks(parameter, max_bytes))
-        assert all(b.ndim == 1 and b.flags.c_contiguous and b.nbytes <= max_bytes for _, b in blocks)
+        assert all(
+            b.ndim == 1 and b.flags.c_contiguous and b.nbytes <= max_bytes for _, b in blocks
+        )
         sizes = [b.size for _, b in blocks]
         assert [at for at, _ in blocks] == [sum(sizes[:i]) for i in range(len(sizes))]
         whole = np.concatenate([b for _, b in blocks])
@@ -162,12 +171,14 @@ def test_blocks_are_fresh_arrays(dense: Path) -> None:
     """A consumer may keep or alias a block while the next one is read."""
     checkpoint = artifacts.open_checkpoint(dense)
     blocks = [b for _, b in checkpoint.blocks("text.embed_tokens", 1 << 14)]
-    assert not any(np.shares_memory(a, b) for a, b in zip(blocks, blocks[1:], strict=False))
+    assert not any(np.shares_memory(a, b) for a, b in pairwise(blocks))
 
 
 def test_a_block_holds_at_least_one_element(dense: Path) -> None:
     checkpoint = artifacts.open_checkpoint(dense)
-    with pytest.raises(artifacts.ArtifactError, match="max_bytes 1 holds no element of text.norm"):
+    with pytest.raises(
+        artifacts.ArtifactError, match=r"max_bytes 1 holds no element of text\.norm"
+    ):
         list(checkpoint.blocks("text.norm", 1))
 
 

@@ -189,6 +189,8 @@ def _rope(text: _Keys, plain: bool) -> dict[str, Any]:
         keys.only("factor", (1, 1.0))
         keys.only("mrope_interleaved", (True,))
     head_dim = text.integer("head_dim")
+    if head_dim < 1:
+        raise text.fail("head_dim", f"must be positive, not {head_dim}")
     theta = rope.number("rope_theta", text.number("rope_theta", DEFAULT_ROPE_THETA))
     partial = rope.number(
         "partial_rotary_factor", text.number("partial_rotary_factor", DEFAULT_PARTIAL_ROTARY_FACTOR)
