@@ -57,9 +57,7 @@ class Checkpoint:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Components with weights here, "text" first. Binding any but text is the caller's choice
-        (OWN-18).
-        """
+        """Components with weights here, "text" first; binding the others is a choice (OWN-18)."""
         return self.manifest.components
 
     @property
@@ -109,9 +107,7 @@ class Checkpoint:
             yield start, self._fill(view, start, np.empty(min(step, view.size - start), dtype))
 
     def read_range(self, name: str, start: int, out: np.ndarray) -> None:
-        """Fills the 1-D, contiguous `out` (of the stored element type) with elements from `start`
-        of a parameter.
-        """
+        """Fills `out`, 1-D and of the stored element type, with a parameter's elements from `start`."""
         view = self._view(name)
         if out.dtype != self.dtype(name) or not 0 <= start <= view.size - out.size:
             raise ArtifactError(

@@ -120,9 +120,7 @@ def _settle_head(config: Qwen3_5Config, has_head: bool, folder: Path) -> Qwen3_5
 
 
 def _check_tied_head(folder: Path, embedding: TensorEntry, head: TensorEntry) -> None:
-    """A head beside a tied embedding must be the embedding, bit for bit; compared in bounded
-    pieces.
-    """
+    """A head beside a tied embedding must equal it bit for bit; compared in bounded pieces."""
     problem = (
         f"{folder / head.file}: tie_word_embeddings is true, "
         f"but tensor {head.name} differs from {embedding.name}"

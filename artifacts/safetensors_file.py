@@ -31,9 +31,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor of a safetensors file: `offset` and `nbytes` are bytes from the start of the
-    file.
-    """
+    """A tensor of a file: `offset` counts bytes from the file's start, `nbytes` its size."""
 
     name: str
     file: str

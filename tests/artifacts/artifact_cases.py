@@ -58,9 +58,7 @@ def variant(
     tensors: Callable[[Tensors], Tensors | None] | None = None,
     config: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:
-    """A copy of a checkpoint after `tensors` and `config` changed its content (in place or by
-    value).
-    """
+    """A copy of a checkpoint, changed by `tensors` and `config` in place or by value."""
     loaded, parsed = tensors_of(source), config_of(source)
     if tensors:
         loaded = tensors(loaded) or loaded

@@ -77,9 +77,7 @@ def test_any_block_size_covers_everything_once(case: tuple[Arrays, Binding], blo
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.randoms())
 def test_a_permuted_partition_covers_exactly_once(cuts: list[int], random: Any) -> None:
-    """Cut an object anywhere, hand the pieces out in any order: complete. Take one away or
-    repeat one: not.
-    """
+    """Any cut in any order is complete; one piece missing or repeated is not."""
     ends = np.cumsum(cuts).tolist()
     parts = [Part("o", e - c, e) for c, e in zip(cuts, ends, strict=True)]
     random.shuffle(parts)

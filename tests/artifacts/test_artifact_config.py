@@ -101,7 +101,8 @@ def test_fall_backs(dense: Path, qwen3_next: Path) -> None:
     "key",
     [
         "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim", "rms_norm_eps", "linear_num_key_heads", "linear_num_value_heads",
+        "num_key_value_heads", "head_dim", "rms_norm_eps",
+        "linear_num_key_heads", "linear_num_value_heads",
         "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim", "num_experts",
         "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size",
         "max_position_embeddings", "architectures",

@@ -1,6 +1,4 @@
-"""Every way in which a Hugging Face folder can be damaged is one clear error naming the file or
-tensor.
-"""
+"""Any damage to a Hugging Face folder is one clear error naming the file or tensor."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Hugging Face folders read as logical parameters, against safetensors' own reader and
-hand-written regrouping.
-"""
+"""Hugging Face folders against safetensors' own reader and hand-written regrouping."""
 
 from __future__ import annotations
 

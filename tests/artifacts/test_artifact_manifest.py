@@ -1,6 +1,4 @@
-"""manifest.json: round trip, unknown fields at every level, formats, licences, and what must
-hold inside.
-"""
+"""manifest.json: round trip, unknown fields, formats, licences, and what must hold inside."""
 
 from __future__ import annotations
 
@@ -134,9 +132,7 @@ def test_unknown_format(text: str, tmp_path: Path) -> None:
 
 
 def test_the_schema_carries_coded_formats_and_split_projections(text: str) -> None:
-    """ART-08: q/gate rows of one projection from a q4_g64 and a q5_g64 parent, in stored row
-    order.
-    """
+    """ART-08: rows of one projection from a q4_g64 and a q5_g64 parent, in stored order."""
     manifest = manifest_from_text(text)
 
     def plane(key: str, rows: int, columns: int, dtype: str) -> Plane:

@@ -1,6 +1,4 @@
-"""Streaming stays bounded: host memory under 1.3 x the largest tensor above what the caller
-keeps.
-"""
+"""Host memory while streaming: under 1.3 x the largest tensor above what the caller keeps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The geometry of a Qwen3.5 / Qwen3-Next model (OWN-12): one frozen, hashable value, checked when
-it is made.
-"""
+"""The geometry of a Qwen3.5 / Qwen3-Next model (OWN-12): one hashable, checked value."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ class Qwen3_5Config:  # noqa: N801 - the architecture's own spelling
     rotary_dim: int
     """Rotated leading dims of a head: int(head_dim * partial_rotary_factor)."""
     mrope_section: tuple[int, ...]
-    """Frequencies of the time, height and width axes, interleaved. (rotary_dim // 2, 0, 0) is plain
-    rope.
-    """
+    """Frequencies of time, height and width, interleaved; (rotary_dim // 2, 0, 0) is plain rope."""
     rms_norm_eps: float
     linear_num_key_heads: int
     linear_num_value_heads: int
@@ -211,17 +207,13 @@ _ADAPTER: TypeAdapter[Qwen3_5Config] = TypeAdapter(Qwen3_5Config)
 
 
 def config_to_json(config: Qwen3_5Config) -> dict[str, Any]:
-    """The config as plain JSON values, for a manifest. `config_from_json` reads it back to an equal
-    value.
-    """
+    """The config as plain JSON values; `config_from_json` gives back an equal config."""
     dumped: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
     return dumped
 
 
 def config_from_json(values: dict[str, Any], where: str = "manifest.json") -> Qwen3_5Config:
-    """Reads `config_to_json`'s output. Unknown, missing or impossible fields raise ArtifactError
-    naming `where`.
-    """
+    """Reads `config_to_json`'s output; ArtifactError names `where` and the offending field."""
     try:
         return _ADAPTER.validate_json(json.dumps(values))
     except ValidationError as error:

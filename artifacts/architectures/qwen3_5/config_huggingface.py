@@ -178,9 +178,7 @@ def _layer_types(text: _Keys, layers: int) -> tuple[str, ...]:
 
 
 def _rope(text: _Keys, plain: bool) -> dict[str, Any]:
-    """rope_theta, rotary_dim, mrope_section, head_dim. `plain`: the family has no multi-axis
-    positions.
-    """
+    """The fields about heads and rope. `plain`: the family has no multi-axis positions."""
     rope = text.section("rope_parameters")
     scaling = text.section("rope_scaling")
     for keys in (rope, scaling):
