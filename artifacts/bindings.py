@@ -46,7 +46,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Run:
-    """A piece of a flat read: `count` elements at `source` of an object, to `target` of the output."""
+    """A piece of a flat read: `count` elements from `source` of an object to `target`."""
 
     object: str
     source: int

@@ -107,7 +107,7 @@ class Checkpoint:
             yield start, self._fill(view, start, np.empty(min(step, view.size - start), dtype))
 
     def read_range(self, name: str, start: int, out: np.ndarray) -> None:
-        """Fills `out`, 1-D and of the stored element type, with a parameter's elements from `start`."""
+        """Fills `out`, 1-D and of the stored element type, with elements from `start`."""
         view = self._view(name)
         if out.dtype != self.dtype(name) or not 0 <= start <= view.size - out.size:
             raise ArtifactError(
@@ -179,10 +179,15 @@ def _open_artifact(folder: Path, verify: bool) -> Checkpoint:
     for path in list_files(folder):
         if path.startswith(f"{WEIGHTS}/") and path not in listed:
             raise ArtifactError(f"{folder / path}: stray file, not named in the manifest")
-    for name, stored in manifest.objects.items():
-        for segment in (s for plane in stored.planes.values() for s in plane.segments):
-            if not (folder / segment.file).is_dir():
-                raise ArtifactError(f"{folder / segment.file}: missing (object {name})")
+    groups = {
+        s.file for o in manifest.objects.values() for p in o.planes.values() for s in p.segments
+    }
+    for group in sorted(groups):
+        # Outside of the weights folder no file would be listed and hashed.
+        if not group.startswith(f"{WEIGHTS}/"):
+            raise ArtifactError(f"{where}: weights stand in {group}, outside of {WEIGHTS}/")
+        if not (folder / group).is_dir():
+            raise ArtifactError(f"{folder / group}: named in the manifest but missing")
     if verify:
         check_hashes(folder, manifest.files)
     return Checkpoint(folder, "artifact", manifest, config, OrbaxSource(folder, manifest))

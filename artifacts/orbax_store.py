@@ -105,8 +105,10 @@ class OrbaxSource:
             first, last = segment.start * row, segment.stop * row
             begin, end = max(start, first), min(stop, last)
             if begin < end:
-                values = self._segment(stored, segment)
-                out[begin - start : end - start] = values[begin - first : end - first]
+                # No name for the segment: it must be gone before the next one is read.
+                out[begin - start : end - start] = self._segment(stored, segment)[
+                    begin - first : end - first
+                ]
 
     def _segment(self, plane: Plane, segment: Segment) -> np.ndarray:
         """The elements of a segment, flat."""

@@ -229,7 +229,9 @@ def test_stray_weights_and_missing_groups(copy: Path) -> None:
     (copy / "manifest.json").write_text(
         manifest_to_text(manifest.model_copy(update={"files": files}))
     )
-    with pytest.raises(artifacts.ArtifactError, match=r"weights/00001: missing \(object "):
+    with pytest.raises(
+        artifacts.ArtifactError, match=r"weights/00001: named in the manifest but missing"
+    ):
         artifacts.open_checkpoint(copy)
 
 
@@ -245,6 +247,16 @@ def test_segments_must_match_what_is_stored(copy: Path) -> None:
     checkpoint = artifacts.open_checkpoint(copy)
     with pytest.raises(artifacts.ArtifactError, match=r"mtp\.fc\.value\.0 has shape \[128, 256\]"):
         checkpoint.read("text.norm")
+
+
+def test_weights_outside_their_folder(copy: Path) -> None:
+    raw = json.loads((copy / "manifest.json").read_text())
+    raw["digest"] = None
+    for segment in raw["objects"]["text.norm"]["planes"]["value"]["segments"]:
+        segment["file"] = "elsewhere/0"
+    (copy / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(artifacts.ArtifactError, match=r"stand in elsewhere/0, outside of weights/"):
+        artifacts.open_checkpoint(copy)
 
 
 def test_verify_reports(converted: Path, vl: Path) -> None:
