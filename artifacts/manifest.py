@@ -136,7 +136,7 @@ def manifest_from_text(text: str, where: str = MANIFEST_FILE) -> Manifest:
     """Parses a manifest. ArtifactError naming `where` and the first offending field."""
     try:
         raw = json.loads(text, object_pairs_hook=_unique)
-    except (json.JSONDecodeError, RecursionError, _RepeatedKeyError) as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ArtifactError(f"{where}: must be a JSON object")

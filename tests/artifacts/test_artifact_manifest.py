@@ -107,6 +107,7 @@ def test_other_versions(text: str, tmp_path: Path, version: object) -> None:
         (b"\xff\xff", "cannot be read"),
         (b'{"schema_version": 3, "schema_version": 3}', "'schema_version' stands twice"),
         (b"[" * 100_000, "not valid JSON"),
+        (b'{"schema_version": ' + b"3" * 5000 + b"}", "not valid JSON"),
     ],
 )
 def test_bad_json(tmp_path: Path, content: bytes, message: str) -> None:

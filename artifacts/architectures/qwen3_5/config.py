@@ -16,10 +16,24 @@ FULL_ATTENTION = "full_attention"
 LAYER_TYPES = (LINEAR_ATTENTION, FULL_ATTENTION)
 FFN_TYPES = ("dense", "moe")
 
+MAX_SIZE = 2**31 - 1
+MAX_COUNTS = {
+    "num_hidden_layers": 4096,
+    "mtp_num_hidden_layers": 64,
+    "num_experts": 65536,
+    "depth": 4096,
+}
+"""Bounds of what tables are built from: a damaged config must fail, not fill the memory."""
+
 
 def _require(holds: bool, key: str, message: str) -> None:
     if not holds:
         raise ArtifactError(f"config: {key} {message}")
+
+
+def _check_limit(name: str, value: int, path: str = "") -> None:
+    limit = MAX_COUNTS.get(name, MAX_SIZE)
+    _require(value <= limit, path + name, f"is {value}; at most {limit} is possible")
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,7 @@ class Qwen3_5VisionConfig:  # noqa: N801 - the architecture's own spelling
         for field in fields(self):
             value = getattr(self, field.name)
             _require(value > 0, f"vision_config.{field.name}", f"must be positive, not {value}")
+            _check_limit(field.name, value, "vision_config.")
         _require(
             self.hidden_size % self.num_heads == 0,
             "vision_config.num_heads",
@@ -149,6 +164,10 @@ class Qwen3_5Config:  # noqa: N801 - the architecture's own spelling
         for name in ("intermediate_size", "num_experts", "mtp_num_hidden_layers"):
             value = getattr(self, name)
             _require(value >= 0, name, f"must not be negative, but is {value}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int):
+                _check_limit(field.name, value)
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
             _require(math.isfinite(value) and value > 0, name, f"must be positive, not {value}")

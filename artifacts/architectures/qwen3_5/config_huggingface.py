@@ -13,6 +13,8 @@ from typing import Any
 from artifacts.architectures.qwen3_5.config import (
     FULL_ATTENTION,
     LINEAR_ATTENTION,
+    MAX_COUNTS,
+    MAX_SIZE,
     Qwen3_5Config,
     Qwen3_5VisionConfig,
 )
@@ -54,10 +56,17 @@ class _Keys:
         return value
 
     def integer(self, key: str, default: Any = ...) -> Any:
-        return self.get(key, int, default)
+        value = self.get(key, int, default)
+        if value is not None and value > MAX_COUNTS.get(key, MAX_SIZE):
+            raise self.fail(key, f"is {value}; at most {MAX_COUNTS.get(key, MAX_SIZE)} is possible")
+        return value
 
     def number(self, key: str, default: Any = ...) -> float:
-        return float(self.get(key, (int, float), default))
+        value = self.get(key, (int, float), default)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.fail(key, "is too large") from None
 
     def integers(self, key: str, default: Any = ...) -> tuple[int, ...]:
         values = self.get(key, list, default)
