@@ -1,6 +1,4 @@
-"""Model artifacts: a manifest, weights in orbax, front-end resources; reading, converting,
-verifying.
-"""
+"""Model artifacts: manifest, weights, front-end resources; reading, converting, verifying."""
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config, Qwen3_5VisionConfig, parameter_shapes
 from artifacts.architectures.registry import KNOWN_ARCHITECTURES

@@ -46,9 +46,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Run:
-    """A piece of a flat read: `count` elements at `source` of an object go to `target` of the
-    output.
-    """
+    """A piece of a flat read: `count` elements from `source` of an object to `target`."""
 
     object: str
     source: int
@@ -79,9 +77,7 @@ class FlatView:
         return self._ends[-1] if self._ends else 0
 
     def runs(self, start: int, stop: int) -> Iterator[Run]:
-        """The pieces of elements `start <= e < stop`, in order; adjacent pieces of one object are
-        joined.
-        """
+        """The pieces of elements `start <= e < stop`, in order; adjoining ones are joined."""
         pending: Run | None = None
         index = bisect_right(self._ends, start)
         at = start

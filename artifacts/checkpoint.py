@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -44,8 +44,8 @@ class Checkpoint:
     """
 
     path: Path
-    kind: str
-    """"huggingface" or "artifact"."""
+    kind: Literal["huggingface", "artifact"]
+    """What the folder is."""
     manifest: Manifest
     config: Qwen3_5Config
     source: ObjectSource
@@ -57,9 +57,7 @@ class Checkpoint:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Components with weights here, "text" first. Binding any but text is the caller's choice
-        (OWN-18).
-        """
+        """Components with weights here, "text" first; binding the others is a choice (OWN-18)."""
         return self.manifest.components
 
     @property
@@ -96,12 +94,12 @@ class Checkpoint:
         """Streams a parameter as `(offset, values)`: flat element offset, and a fresh 1-D
         contiguous array.
 
-        Blocks follow each other without gaps. A block has at most `max_bytes` bytes and at most an
-        eighth of the largest object (1 MiB if that is less), so that two of them in flight stay
-        far below one tensor.
+        Blocks follow each other without gaps. A block has at most `max_bytes` bytes and at most a
+        sixteenth of the largest object (but 1 MiB is always allowed), so that two of them in flight
+        stay far below one tensor.
         """
         dtype, view = self.dtype(name), self._view(name)
-        limit = min(max_bytes, max(MIN_BLOCK_BYTES, self.largest_nbytes // 8))
+        limit = min(max_bytes, max(MIN_BLOCK_BYTES, self.largest_nbytes // 16))
         if limit < dtype.itemsize:
             raise ArtifactError(f"max_bytes {max_bytes} holds no element of {name}")
         step = limit // dtype.itemsize
@@ -109,9 +107,7 @@ class Checkpoint:
             yield start, self._fill(view, start, np.empty(min(step, view.size - start), dtype))
 
     def read_range(self, name: str, start: int, out: np.ndarray) -> None:
-        """Fills the 1-D, contiguous `out` (of the stored element type) with elements from `start`
-        of a parameter.
-        """
+        """Fills `out`, 1-D and of the stored element type, with elements from `start`."""
         view = self._view(name)
         if out.dtype != self.dtype(name) or not 0 <= start <= view.size - out.size:
             raise ArtifactError(
@@ -183,10 +179,15 @@ def _open_artifact(folder: Path, verify: bool) -> Checkpoint:
     for path in list_files(folder):
         if path.startswith(f"{WEIGHTS}/") and path not in listed:
             raise ArtifactError(f"{folder / path}: stray file, not named in the manifest")
-    for name, stored in manifest.objects.items():
-        for segment in (s for plane in stored.planes.values() for s in plane.segments):
-            if not (folder / segment.file).is_dir():
-                raise ArtifactError(f"{folder / segment.file}: missing (object {name})")
+    groups = {
+        s.file for o in manifest.objects.values() for p in o.planes.values() for s in p.segments
+    }
+    for group in sorted(groups):
+        # Outside of the weights folder no file would be listed and hashed.
+        if not group.startswith(f"{WEIGHTS}/"):
+            raise ArtifactError(f"{where}: weights stand in {group}, outside of {WEIGHTS}/")
+        if not (folder / group).is_dir():
+            raise ArtifactError(f"{folder / group}: named in the manifest but missing")
     if verify:
         check_hashes(folder, manifest.files)
     return Checkpoint(folder, "artifact", manifest, config, OrbaxSource(folder, manifest))

@@ -15,9 +15,7 @@ from artifacts.manifest import MANIFEST_FILE, Manifest, read_manifest
 
 @dataclass(frozen=True)
 class ComponentSummary:
-    """One component: how many parameters, elements and bytes, and the bytes of each numeric
-    format.
-    """
+    """One component: its parameters, elements and bytes, and the bytes of each format."""
 
     parameters: int
     elements: int

@@ -6,9 +6,7 @@ The root stands here because `artifacts` is the lowest package that raises to us
 
 
 class NinferError(Exception):
-    """Base of every error this project raises on purpose. Its message names the thing, the limit
-    and the cure.
-    """
+    """Base of every deliberate error; its message names the thing, the limit and the cure."""
 
 
 class ArtifactError(NinferError):
@@ -16,6 +14,4 @@ class ArtifactError(NinferError):
 
 
 class NotYetError(ArtifactError):
-    """A well-formed artifact uses a numeric format or feature that this version does not
-    implement.
-    """
+    """A well-formed artifact uses a format or feature that this version does not implement."""

@@ -1,6 +1,4 @@
-"""Sizes and SHA-256 of an artifact's files. Hashing streams each file and runs files in parallel
-threads.
-"""
+"""Sizes and SHA-256 of an artifact's files, streamed, several files at a time."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ _THREADS = min(8, os.cpu_count() or 1)
 
 
 def list_files(folder: Path, skip: Iterable[str] = ()) -> list[str]:
-    """Every regular file below a folder as a sorted relative path with forward slashes, but for
-    `skip`.
-    """
+    """Every file below a folder but `skip`: sorted relative paths with forward slashes."""
     unwanted = set(skip)
     paths = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     return sorted(path for path in paths if path not in unwanted)

@@ -32,9 +32,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class NumericFormat:
-    """One numeric format. `dtype` names the element type of a direct format, None for a coded
-    one.
-    """
+    """One numeric format. `dtype` names the element type of a direct format, else None."""
 
     name: str
     planes: tuple[str, ...]
@@ -72,9 +70,7 @@ def known_format(name: str, where: str) -> NumericFormat:
 
 
 def implemented_format(name: str, where: str) -> NumericFormat:
-    """As `known_format`, and NotYetError naming the format when this version cannot read its
-    values.
-    """
+    """As `known_format`; NotYetError naming the format when this version cannot read it."""
     fmt = known_format(name, where)
     if not fmt.implemented:
         raise NotYetError(f"{where}: numeric format {name!r} is not implemented yet")
@@ -82,9 +78,7 @@ def implemented_format(name: str, where: str) -> NumericFormat:
 
 
 def dtype_of(name: str, where: str) -> np.dtype[Any]:
-    """The numpy element type of a manifest's dtype name. ArtifactError, naming `where`, when
-    unknown.
-    """
+    """The numpy element type of a dtype name. ArtifactError, naming `where`, when unknown."""
     if name not in DTYPES:
         raise ArtifactError(f"{where}: unknown dtype {name!r}; known: {', '.join(DTYPES)}")
     return DTYPES[name]

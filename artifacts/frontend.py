@@ -1,6 +1,4 @@
-"""Reads and copies front-end resources: the files beside the weights that turn text into token ids
-and back.
-"""
+"""Reads and copies front-end resources: the files that turn text into token ids and back."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ from artifacts.manifest import (
     Segment,
     StoredObject,
 )
+from artifacts.manifest_checks import check_manifest
 from artifacts.safetensors_file import TensorEntry, read_into
 from artifacts.shards import INDEX_FILE, read_json_object, read_tensor_table
 from artifacts.version import CONVERTER, converter_version
@@ -102,6 +103,7 @@ def open_huggingface(
             dropped=bound.dropped,
         ),
     )
+    check_manifest(manifest, str(folder))
     return manifest, config, SafetensorsSource(folder, table)
 
 
@@ -118,9 +120,7 @@ def _settle_head(config: Qwen3_5Config, has_head: bool, folder: Path) -> Qwen3_5
 
 
 def _check_tied_head(folder: Path, embedding: TensorEntry, head: TensorEntry) -> None:
-    """A head beside a tied embedding must be the embedding, bit for bit; compared in bounded
-    pieces.
-    """
+    """A head beside a tied embedding must equal it bit for bit; compared in bounded pieces."""
     problem = (
         f"{folder / head.file}: tie_word_embeddings is true, "
         f"but tensor {head.name} differs from {embedding.name}"

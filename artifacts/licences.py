@@ -37,8 +37,9 @@ def permitted_activations(licence: Licence) -> frozenset[Activation]:
 
 
 def fused_activations(licences: Iterable[Licence]) -> frozenset[Activation]:
-    """What a call serving several uses may run with: the intersection (ART-07). ArtifactError for
-    no use at all.
+    """What a call serving several uses may run with: the intersection (ART-07).
+
+    Raises ArtifactError for no use at all.
     """
     sets = [_PERMITS[licence] for licence in licences]
     if not sets:

@@ -40,9 +40,7 @@ class _Entry(BaseModel):
 
 
 class Segment(_Entry):
-    """Rows `start <= row < stop` of a plane, stored under `key` in `file` (a path inside the
-    folder).
-    """
+    """Rows `start <= row < stop` of a plane, stored under `key` in `file`, a relative path."""
 
     file: str
     key: str
@@ -63,9 +61,7 @@ class Plane(_Entry):
 
 
 class StoredObject(_Entry):
-    """A stored weight. `shape` and `dtype` describe its values; `planes` hold its bits under
-    `format`.
-    """
+    """A stored weight: `shape` and `dtype` of its values, `planes` for its bits in `format`."""
 
     shape: Shape
     dtype: str
@@ -80,9 +76,7 @@ class StoredObject(_Entry):
 
 
 class FileEntry(_Entry):
-    """A file of the folder: path with forward slashes, size in bytes, SHA-256 in hex (null: not
-    hashed).
-    """
+    """A file of the folder: relative path, size in bytes, SHA-256 in hex (null: not hashed)."""
 
     path: str
     size: int
@@ -142,7 +136,7 @@ def manifest_from_text(text: str, where: str = MANIFEST_FILE) -> Manifest:
     """Parses a manifest. ArtifactError naming `where` and the first offending field."""
     try:
         raw = json.loads(text, object_pairs_hook=_unique)
-    except (json.JSONDecodeError, RecursionError, _RepeatedKeyError) as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ArtifactError(f"{where}: must be a JSON object")
@@ -160,9 +154,7 @@ def manifest_from_text(text: str, where: str = MANIFEST_FILE) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an artifact folder, parsed and nothing more. ArtifactError naming the
-    file.
-    """
+    """The manifest of an artifact folder, only parsed. ArtifactError naming the file."""
     path = folder / MANIFEST_FILE
     try:
         text = path.read_text(encoding="utf-8")

@@ -30,6 +30,7 @@ def check_manifest(manifest: Manifest, where: str) -> Qwen3_5Config:
     _check_files(manifest, where)
     for name, stored in manifest.objects.items():
         _check_object(name, stored, where)
+    _check_leaves(manifest, where)
     check_bindings(manifest.bindings, manifest.shapes(), where)
     _check_dtypes(manifest, where)
     _check_uses(manifest, where)
@@ -140,6 +141,21 @@ def _check_plane(plane: Plane, here: str) -> None:
         at = segment.stop
     if not plane.shape or at != plane.shape[0]:
         raise ArtifactError(f"{here}: segments end at row {at} of shape {list(plane.shape)}")
+
+
+def _check_leaves(manifest: Manifest, where: str) -> None:
+    """Every stored leaf serves one segment: sharing is what bindings are for."""
+    seen: set[tuple[str, str]] = set()
+    for name, stored in manifest.objects.items():
+        for plane in stored.planes.values():
+            for segment in plane.segments:
+                leaf = (segment.file, segment.key)
+                if leaf in seen:
+                    raise ArtifactError(
+                        f"{where}: object {name} stores {segment.key} of {segment.file}, "
+                        "which already belongs to another segment"
+                    )
+                seen.add(leaf)
 
 
 def _check_dtypes(manifest: Manifest, where: str) -> None:

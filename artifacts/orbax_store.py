@@ -23,17 +23,13 @@ from artifacts.manifest import Manifest, Plane, Segment
 
 WEIGHTS = "weights"
 MIN_SEGMENT_BYTES = 1 << 20
-MAX_SEGMENT_BYTES = 128 << 20
+MAX_SEGMENT_BYTES = 64 << 20
 WHOLE_GROUP_BYTES = 4 << 20
-"""Groups up to this size are restored at once: a call to orbax costs milliseconds, whatever it
-reads.
-"""
+"""Groups up to this size are restored at once: every call to orbax costs milliseconds."""
 
 
 def segment_bytes(largest: int) -> int:
-    """Segment size in bytes for a model whose largest object has `largest` bytes: a small part
-    of it.
-    """
+    """Segment size in bytes: a small part of the `largest` object's bytes."""
     return max(MIN_SEGMENT_BYTES, min(MAX_SEGMENT_BYTES, largest // 16))
 
 
@@ -66,9 +62,7 @@ class OrbaxWriter:
             yield start, min(shape[0], start + rows)
 
     def put(self, key: str, start: int, rows: np.ndarray) -> Segment:
-        """Stores `rows` (rows from `start` of the array called `key`) and says where they will
-        stand.
-        """
+        """Stores rows from `start` of the array called `key`, and says where they will stand."""
         if self._tree and self._bytes + rows.nbytes > self.limit:
             self._flush()
         leaf = f"{key}.{start}"
@@ -96,9 +90,7 @@ class OrbaxWriter:
 
 
 class OrbaxSource:
-    """Reads ranges of stored planes. Keeps the last segment, or the last small group, for the next
-    read.
-    """
+    """Reads ranges of stored planes; keeps the last segment or small group for the next read."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder.absolute(), manifest
@@ -113,8 +105,10 @@ class OrbaxSource:
             first, last = segment.start * row, segment.stop * row
             begin, end = max(start, first), min(stop, last)
             if begin < end:
-                values = self._segment(stored, segment)
-                out[begin - start : end - start] = values[begin - first : end - first]
+                # No name for the segment: it must be gone before the next one is read.
+                out[begin - start : end - start] = self._segment(stored, segment)[
+                    begin - first : end - first
+                ]
 
     def _segment(self, plane: Plane, segment: Segment) -> np.ndarray:
         """The elements of a segment, flat."""

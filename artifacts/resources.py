@@ -1,6 +1,4 @@
-"""Front-end resources carried by an artifact: everything that turns text into token ids and
-back.
-"""
+"""Front-end resources of an artifact: everything that turns text into token ids and back."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ class FrontendResources:
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     """`tokenizer_config.json`, or empty."""
     chat_template: str | None = None
-    """Jinja source: `chat_template.jinja` if present, else `tokenizer_config["chat_template"]`,
-    else None.
-    """
+    """Jinja source: `chat_template.jinja`, else `tokenizer_config["chat_template"]`, else None."""
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     """`generation_config.json`, or empty: sampling defaults and end-of-sequence ids."""
     preprocessor_config: Mapping[str, Any] | None = None

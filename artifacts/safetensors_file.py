@@ -31,9 +31,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor of a safetensors file: `offset` and `nbytes` are bytes from the start of the
-    file.
-    """
+    """A tensor of a file: `offset` counts bytes from the file's start, `nbytes` its size."""
 
     name: str
     file: str
@@ -151,13 +149,14 @@ def _entry(path: Path, name: str, fields: Any, data_start: int) -> TensorEntry:
 
 
 def _check_ranges(path: Path, entries: list[TensorEntry], data_start: int, size: int) -> None:
+    last = max(entries, key=lambda e: e.offset + e.nbytes, default=None)
+    if last and last.offset + last.nbytes > size:
+        raise ArtifactError(
+            f"{path}: truncated: tensor {last.name} ends at byte {last.offset + last.nbytes}, "
+            f"the file at {size}"
+        )
     at = data_start
     for entry in sorted(entries, key=lambda e: (e.offset, e.nbytes)):
-        if entry.offset + entry.nbytes > size:
-            raise ArtifactError(
-                f"{path}: truncated: tensor {entry.name} ends at byte "
-                f"{entry.offset + entry.nbytes}, the file at {size}"
-            )
         if entry.offset != at:
             problem = "overlaps another" if entry.offset < at else "leaves a hole before it"
             raise ArtifactError(f"{path}: tensor {entry.name} {problem}")

@@ -1,6 +1,4 @@
-"""Checks a checkpoint through and through: everything that opening checks, every hash, and every
-value.
-"""
+"""Checks a checkpoint through and through: what opening checks, every hash, every value."""
 
 from __future__ import annotations
 

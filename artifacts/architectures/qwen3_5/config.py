@@ -1,6 +1,4 @@
-"""The geometry of a Qwen3.5 / Qwen3-Next model (OWN-12): one frozen, hashable value, checked when
-it is made.
-"""
+"""The geometry of a Qwen3.5 / Qwen3-Next model (OWN-12): one hashable, checked value."""
 
 from __future__ import annotations
 
@@ -18,10 +16,24 @@ FULL_ATTENTION = "full_attention"
 LAYER_TYPES = (LINEAR_ATTENTION, FULL_ATTENTION)
 FFN_TYPES = ("dense", "moe")
 
+MAX_SIZE = 2**31 - 1
+MAX_COUNTS = {
+    "num_hidden_layers": 4096,
+    "mtp_num_hidden_layers": 64,
+    "num_experts": 65536,
+    "depth": 4096,
+}
+"""Bounds of what tables are built from: a damaged config must fail, not fill the memory."""
+
 
 def _require(holds: bool, key: str, message: str) -> None:
     if not holds:
         raise ArtifactError(f"config: {key} {message}")
+
+
+def _check_limit(name: str, value: int, path: str = "") -> None:
+    limit = MAX_COUNTS.get(name, MAX_SIZE)
+    _require(value <= limit, path + name, f"is {value}; at most {limit} is possible")
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class Qwen3_5VisionConfig:  # noqa: N801 - the architecture's own spelling
         for field in fields(self):
             value = getattr(self, field.name)
             _require(value > 0, f"vision_config.{field.name}", f"must be positive, not {value}")
+            _check_limit(field.name, value, "vision_config.")
         _require(
             self.hidden_size % self.num_heads == 0,
             "vision_config.num_heads",
@@ -75,9 +88,7 @@ class Qwen3_5Config:  # noqa: N801 - the architecture's own spelling
     rotary_dim: int
     """Rotated leading dims of a head: int(head_dim * partial_rotary_factor)."""
     mrope_section: tuple[int, ...]
-    """Frequencies of the time, height and width axes, interleaved. (rotary_dim // 2, 0, 0) is plain
-    rope.
-    """
+    """Frequencies of time, height and width, interleaved; (rotary_dim // 2, 0, 0) is plain rope."""
     rms_norm_eps: float
     linear_num_key_heads: int
     linear_num_value_heads: int
@@ -153,6 +164,10 @@ class Qwen3_5Config:  # noqa: N801 - the architecture's own spelling
         for name in ("intermediate_size", "num_experts", "mtp_num_hidden_layers"):
             value = getattr(self, name)
             _require(value >= 0, name, f"must not be negative, but is {value}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int):
+                _check_limit(field.name, value)
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
             _require(math.isfinite(value) and value > 0, name, f"must be positive, not {value}")
@@ -211,17 +226,13 @@ _ADAPTER: TypeAdapter[Qwen3_5Config] = TypeAdapter(Qwen3_5Config)
 
 
 def config_to_json(config: Qwen3_5Config) -> dict[str, Any]:
-    """The config as plain JSON values, for a manifest. `config_from_json` reads it back to an equal
-    value.
-    """
+    """The config as plain JSON values; `config_from_json` gives back an equal config."""
     dumped: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
     return dumped
 
 
 def config_from_json(values: dict[str, Any], where: str = "manifest.json") -> Qwen3_5Config:
-    """Reads `config_to_json`'s output. Unknown, missing or impossible fields raise ArtifactError
-    naming `where`.
-    """
+    """Reads `config_to_json`'s output; ArtifactError names `where` and the offending field."""
     try:
         return _ADAPTER.validate_json(json.dumps(values))
     except ValidationError as error:

@@ -13,6 +13,8 @@ from typing import Any
 from artifacts.architectures.qwen3_5.config import (
     FULL_ATTENTION,
     LINEAR_ATTENTION,
+    MAX_COUNTS,
+    MAX_SIZE,
     Qwen3_5Config,
     Qwen3_5VisionConfig,
 )
@@ -54,10 +56,17 @@ class _Keys:
         return value
 
     def integer(self, key: str, default: Any = ...) -> Any:
-        return self.get(key, int, default)
+        value = self.get(key, int, default)
+        if value is not None and value > MAX_COUNTS.get(key, MAX_SIZE):
+            raise self.fail(key, f"is {value}; at most {MAX_COUNTS.get(key, MAX_SIZE)} is possible")
+        return value
 
     def number(self, key: str, default: Any = ...) -> float:
-        return float(self.get(key, (int, float), default))
+        value = self.get(key, (int, float), default)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.fail(key, "is too large") from None
 
     def integers(self, key: str, default: Any = ...) -> tuple[int, ...]:
         values = self.get(key, list, default)
@@ -178,9 +187,7 @@ def _layer_types(text: _Keys, layers: int) -> tuple[str, ...]:
 
 
 def _rope(text: _Keys, plain: bool) -> dict[str, Any]:
-    """rope_theta, rotary_dim, mrope_section, head_dim. `plain`: the family has no multi-axis
-    positions.
-    """
+    """The fields about heads and rope. `plain`: the family has no multi-axis positions."""
     rope = text.section("rope_parameters")
     scaling = text.section("rope_scaling")
     for keys in (rope, scaling):
@@ -189,6 +196,8 @@ def _rope(text: _Keys, plain: bool) -> dict[str, Any]:
         keys.only("factor", (1, 1.0))
         keys.only("mrope_interleaved", (True,))
     head_dim = text.integer("head_dim")
+    if head_dim < 1:
+        raise text.fail("head_dim", f"must be positive, not {head_dim}")
     theta = rope.number("rope_theta", text.number("rope_theta", DEFAULT_ROPE_THETA))
     partial = rope.number(
         "partial_rotary_factor", text.number("partial_rotary_factor", DEFAULT_PARTIAL_ROTARY_FACTOR)

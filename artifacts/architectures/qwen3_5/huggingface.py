@@ -40,9 +40,7 @@ _RENAMED = {
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows `start:stop` of a tensor that must have `shape`; `tensor` is a name after
-    `canonical_names`.
-    """
+    """Rows `start:stop` of a tensor that must have `shape`; `tensor` is a canonical name."""
 
     tensor: str
     shape: Shape
