@@ -96,13 +96,15 @@ class Checkpoint:
 
         Blocks follow each other without gaps. A block has at most `max_bytes` bytes and at most a
         sixteenth of the largest object (but 1 MiB is always allowed), so that two of them in flight
-        stay far below one tensor.
+        stay far below one tensor. Blocks hold whole rows of the last axis where a row fits.
         """
         dtype, view = self.dtype(name), self._view(name)
         limit = min(max_bytes, max(MIN_BLOCK_BYTES, self.largest_nbytes // 16))
         if limit < dtype.itemsize:
             raise ArtifactError(f"max_bytes {max_bytes} holds no element of {name}")
-        step = limit // dtype.itemsize
+        step, row = limit // dtype.itemsize, self.shape(name)[-1]
+        if step > row:
+            step -= step % row
         for start in range(0, view.size, step):
             yield start, self._fill(view, start, np.empty(min(step, view.size - start), dtype))
 

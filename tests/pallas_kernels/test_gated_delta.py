@@ -79,5 +79,5 @@ def test_steps_equal_the_recurrence_and_rows_are_independent():
 def test_a_named_kernel_that_cannot_run_says_why():
     *tokens, state = inputs(np.random.default_rng(0), 1, 1)
     args = (*(jnp.asarray(x[:, 0]) for x in tokens), jnp.asarray(state))
-    with pytest.raises(NotImplementedError, match="gated_delta_step.*no GPU kernel"):
+    with pytest.raises(NotImplementedError, match=r"gated_delta_step.*no GPU kernel"):
         gated_delta_step(*args, implementation="pallas")
