@@ -215,6 +215,13 @@ def test_functions_blocks_and_variables() -> None:
     generation = "{% for m in messages %}{% generation %}{{ m.content }}{{ loop.last }}"
     generation += "{% endgeneration %}{% endfor %}"
     assert _render(generation) == "hiTrue"
+    assert _render("{% for m in nothing %}x{% else %}none{% endfor %}") == "none"
+    assert _render("{% for k, v in {'a': 1}|items %}{{ k }}{{ v }}{% endfor %}") == "a1"
+    assert _render("{% for i in range(6) if i % 2 %}{{ i }}{{ loop.revindex }}{% endfor %}") == (
+        "133251"
+    )
+    tree = "{% for x in [[1, [2]], 3] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}"
+    assert _render(tree) == "123"
     looks = "{% for m in messages %}{{ loop.length }}"
     looks += "{{ loop.previtem is defined }}{{ loop.nextitem is defined }};{% endfor %}"
     assert _render(looks, USER, USER) == "2FalseTrue;2TrueFalse;"

@@ -129,6 +129,15 @@ def test_tokens_that_only_the_config_lists_are_added(
         Tokenizer.from_resources(bad)
 
 
+def test_the_config_can_make_a_token_special(resources: FrontendResources) -> None:
+    listed = {"1022": {"content": "<think>", "special": True}}
+    loaded = Tokenizer.from_resources(
+        replace(resources, tokenizer_config={"added_tokens_decoder": listed})
+    )
+    assert 1022 in loaded.special_token_ids
+    assert loaded.decode(loaded.encode("a<think>b")) == "ab"
+
+
 def test_eos_comes_from_both_files(resources: FrontendResources) -> None:
     only_generation = replace(resources, tokenizer_config={}, generation_config={"eos_token_id": 7})
     assert Tokenizer.from_resources(only_generation).eos_token_ids == {7}
