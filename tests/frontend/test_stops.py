@@ -65,12 +65,13 @@ def test_holds_back_only_what_may_still_match(text: str, stops: list[str]) -> No
 @given(
     pieces=st.lists(st.text("ab", max_size=3), max_size=10),
     free=st.integers(0, 10),
-    stop=st.text("ab", min_size=1, max_size=3),
+    stops=st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3),
 )
 def test_a_match_completed_while_forbidden_does_not_count(
-    pieces: list[str], free: int, stop: str
+    pieces: list[str], free: int, stops: list[str]
 ) -> None:
-    matcher = StopMatcher((stop,))
+    matcher = StopMatcher(tuple(stops))
+    beginnings = {stop[:size] for stop in stops for size in range(len(stop))}
     shown = ""
     match = None
     for i, piece in enumerate(pieces):
@@ -78,13 +79,17 @@ def test_a_match_completed_while_forbidden_does_not_count(
         shown += text
         if match:
             break
+        assert matcher.held in beginnings
     if match is None:
         shown += matcher.flush()[1]
     whole = "".join(pieces)
     bound = len("".join(pieces[:free]))
-    ends = [e for e in range(bound + 1, len(whole) + 1) if whole[:e].endswith(stop)]
-    assert shown == (whole[: ends[0] - len(stop)] if ends else whole)
-    assert (match is not None) == bool(ends)
+    expected = whole, None
+    for end in range(len(whole), bound, -1):
+        for stop in sorted(stops, key=len):
+            if whole[:end].endswith(stop):
+                expected = whole[: end - len(stop)], stop
+    assert (shown, match.stop if match else None) == expected
 
 
 def test_examples() -> None:
