@@ -370,7 +370,6 @@ class Sessions(RuleBasedStateMachine):
         assert out == self.plain.final()
         assert [out.text, out.reasoning or ""] == self.shown
         assert out.reasoning is None or out.reasoning == out.reasoning.lstrip()
-        assert not any(stop in out.text for stop in ("b!",)) or self.session.num_tokens <= 3
 
 
 def test_sessions_statefully(tokenizer: Tokenizer) -> None:
