@@ -324,8 +324,8 @@ class SamplingParams:
             if room < 1:
                 raise InputError(
                     f"the prompt has {prompt_tokens} tokens and the context holds {max_context}, "
-                    "which leaves no room for output; shorten the prompt or start the engine with a "
-                    "larger max_context"
+                    "which leaves no room for output; shorten the prompt or start the engine with "
+                    "a larger max_context"
                 )
             if self.max_tokens is not None and self.max_tokens > room:
                 raise InputError(

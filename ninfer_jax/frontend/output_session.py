@@ -13,8 +13,8 @@ committed state, and several tokens in one preview give what one by one gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from ninfer_jax.errors import InputError
 from ninfer_jax.frontend.channels import Channel, ChannelState, Tag
@@ -78,13 +78,12 @@ class FinalOutput:
     stop_reason: str | int | None
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):  # a tuple, since several are made for every token
     detokenizer: Detokenizer
     matcher: StopMatcher
     channel: ChannelState | None
     """None: no channels, everything is text."""
-    count: int = 0
+    tokens: int = 0
     """Tokens accepted so far."""
     thought: int = 0
     """Of these, tokens in the reasoning channel."""
@@ -158,7 +157,7 @@ class OutputSession:
     @property
     def num_tokens(self) -> int:
         """Committed tokens."""
-        return self._state.count
+        return self._state.tokens
 
     def control_tokens(self) -> tuple[int, ...]:
         """The tokens that must come next whatever the model says (UN-10): `</think>` when the
@@ -242,7 +241,7 @@ class OutputSession:
     ) -> tuple[_State, FinishReason | None, str | int | None]:
         """One token: the next state, and how the output ends if it does. New text is appended to
         the lists."""
-        count = state.count + 1
+        count = state.tokens + 1
         may_stop = count > self._sampling.min_tokens
         finish: FinishReason | None = None
         stop: str | int | None = None
@@ -251,7 +250,7 @@ class OutputSession:
         elif may_stop and token_id in self._stop_ids:
             finish, stop = "stop", token_id
         thinking = state.channel is not None and state.channel.channel is Channel.REASONING
-        state = replace(state, count=count, thought=state.thought + thinking)
+        state = state._replace(tokens=count, thought=state.thought + thinking)
         match: StopMatch | None = None
         if finish is None or self._sampling.include_stop_str_in_output:
             state, match = self._feed(state, token_id, may_stop, text, reasoning)
@@ -263,7 +262,7 @@ class OutputSession:
             state, match = self._close(state, may_stop, text, reasoning)
         if match is not None:
             finish, stop = "stop", match.stop
-        return replace(state, finished=True), finish, stop
+        return state._replace(finished=True), finish, stop
 
     def _feed(
         self,
@@ -282,10 +281,10 @@ class OutputSession:
                 state, match = self._end_character(state, may_stop, text, reasoning)
                 if match is not None:
                     return state, match
-                return replace(state, channel=channel), None
+                return state._replace(channel=channel), None
         detokenizer, piece = state.detokenizer.push(token_id)
         if detokenizer is not state.detokenizer:
-            state = replace(state, detokenizer=detokenizer)
+            state = state._replace(detokenizer=detokenizer)
         return self._emit(state, piece, may_stop, text, reasoning)
 
     def _emit(
@@ -297,21 +296,21 @@ class OutputSession:
             thinking = state.channel.channel is Channel.REASONING
             channel, piece = state.channel.push(piece)
             if channel is not state.channel:
-                state = replace(state, channel=channel)
+                state = state._replace(channel=channel)
             if thinking:
                 reasoning.append(piece)
                 return state, None
         matcher, shown, match = state.matcher.push(piece, may_stop=may_stop)
         text.append(shown)
         if matcher is not state.matcher:
-            state = replace(state, matcher=matcher)
+            state = state._replace(matcher=matcher)
         return state, match
 
     def _end_character(
         self, state: _State, may_stop: bool, text: list[str], reasoning: list[str]
     ) -> tuple[_State, StopMatch | None]:
         detokenizer, piece = state.detokenizer.flush()
-        return self._emit(replace(state, detokenizer=detokenizer), piece, may_stop, text, reasoning)
+        return self._emit(state._replace(detokenizer=detokenizer), piece, may_stop, text, reasoning)
 
     def _close(
         self, state: _State, may_stop: bool, text: list[str], reasoning: list[str]
@@ -320,5 +319,5 @@ class OutputSession:
         if match is None:
             matcher, held = state.matcher.flush()
             text.append(held)
-            state = replace(state, matcher=matcher)
+            state = state._replace(matcher=matcher)
         return state, match

@@ -20,7 +20,7 @@ MAX_OUTPUT = 64 * 1024 * 1024
 """Characters that one rendering may produce, and that one string inside it may have."""
 MAX_STEPS = 2_000_000
 """Steps of all loops of one rendering together; one `range` alone is bounded by jinja's sandbox."""
-_MAX_EXPONENT = 64
+_MAX_BITS = 4096  # of an integer
 _WIDE = re.compile(r"\d{7}|\*")  # widths of a %-format that would fill memory
 _BUDGET = "_loop_budget"
 
@@ -84,8 +84,10 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """The operators by which a short template could ask for unbounded memory or time."""
-        if operator == "**" and isinstance(right, int | float) and abs(right) > _MAX_EXPONENT:
-            raise SecurityError(f"exponent {right} is above {_MAX_EXPONENT}")
+        if isinstance(left, int) and isinstance(right, int):
+            bits = {"**": left.bit_length() * right, "*": left.bit_length() + right.bit_length()}
+            if bits.get(operator, 0) > _MAX_BITS:
+                raise SecurityError(f"an integer of more than {_MAX_BITS} bits")
         if operator == "*":
             for items, times in ((left, right), (right, left)):
                 if isinstance(items, str | list | tuple) and isinstance(times, int):

@@ -227,7 +227,8 @@ def _add_listed_tokens(backend: tokenizers.Tokenizer, listed: Mapping[str, Any])
             f"tokenizer_config.json: malformed added_tokens_decoder ({error!r})"
         ) from error
     for token_id, token in sorted(wanted.items()):
-        if token_id in present and present[token_id].content == token.content:
+        known = present.get(token_id)
+        if known is not None and known.content == token.content and known.special >= token.special:
             continue
         backend.add_tokens([token])
         found = backend.token_to_id(token.content)
