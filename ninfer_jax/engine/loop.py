@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from ninfer_jax.engine.request import Logprobs, Request, Sequence, sampler_row
+from ninfer_jax.errors import EngineFailure
 from ninfer_jax.frontend import Frontend, OutputDelta
 from ninfer_jax.outputs import Logprob
 from ninfer_jax.program.allocator import Allocator
@@ -59,7 +60,10 @@ class GenerationLoop:
                 if in_flight and any(s.synchronous for s in self._running.values()):
                     yield from self._settle(in_flight)
                     in_flight = None
+                    continue
                 step = self._launch()
+                if step is None and in_flight is None:
+                    raise EngineFailure("requests wait, but none of them can take a step")
                 if in_flight:
                     yield from self._settle(in_flight)
                 in_flight = step

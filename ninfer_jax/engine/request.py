@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -89,7 +89,7 @@ class Request:
     request_id: str
     prompt: PreparedPrompt
     sampling: ResolvedSampling
-    max_tokens: int
+    """With `max_tokens` filled in."""
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[Logprobs | None] | None = None
     arrival: float = field(default_factory=time.monotonic)
@@ -97,6 +97,12 @@ class Request:
     first_token: float = 0.0
     done: float = 0.0
     decode_steps: int = 0
+
+    @property
+    def max_tokens(self) -> int:
+        """Most output tokens of each sequence."""
+        assert self.sampling.max_tokens is not None
+        return self.sampling.max_tokens
 
     @property
     def total_tokens(self) -> int:
@@ -154,10 +160,9 @@ def new_request(
     default_seed: int,
 ) -> Request:
     """A request with its n sequences; `default_seed` serves if the sampling names none."""
-    room = max_context - len(prompt)
-    request = Request(
-        request_id, prompt, sampling, room if sampling.max_tokens is None else sampling.max_tokens
-    )
+    if sampling.max_tokens is None:
+        sampling = replace(sampling, max_tokens=max_context - len(prompt))
+    request = Request(request_id, prompt, sampling)
     seed = default_seed if sampling.seed is None else sampling.seed % 2**64
     request.sequences = [
         Sequence(request, i, frontend.output_session(prompt, sampling), child_seed(seed, i))

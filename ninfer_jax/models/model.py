@@ -13,6 +13,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from artifacts import Checkpoint, open_checkpoint
@@ -21,6 +22,8 @@ from ninfer_jax.errors import CapacityError
 from ninfer_jax.models.qwen3_5 import trunk
 from ninfer_jax.models.qwen3_5.params import TextParameters, load_parameters, random_parameters
 from ninfer_jax.models.qwen3_5.state import PAGE_TOKENS, DeviceState, new_device_state
+
+ArrayLike = Array | np.ndarray
 
 
 @flax.struct.dataclass
@@ -69,13 +72,14 @@ def init_model(config: Qwen3_5Config, *, dtype: Any = jnp.float32, seed: int = 0
     return Model(params=random_parameters(config, jnp.dtype(dtype), seed), config=config)
 
 
-def forward(model: Model, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+def forward(model: Model, tokens: Int[ArrayLike, "B T"]) -> Float[Array, "B T V"]:
     """float32 logits of whole sequences, without a cache; differentiable with respect to the model."""
-    return trunk.logits(model.params, trunk.forward(model.config, model.params, tokens))
+    hidden = trunk.forward(model.config, model.params, jnp.asarray(tokens, jnp.int32))
+    return trunk.logits(model.params, hidden)
 
 
 def prefill(
-    model: Model, tokens: Int[Array, "B T"], *, capacity: int
+    model: Model, tokens: Int[ArrayLike, "B T"], *, capacity: int
 ) -> tuple[Float[Array, "B T V"], SequenceState]:
     """Run B prompts of T tokens from position 0.
 
@@ -90,6 +94,7 @@ def prefill(
     Raises:
       CapacityError: capacity is smaller than T.
     """
+    tokens = jnp.asarray(tokens, jnp.int32)
     B, T = tokens.shape
     if capacity < T:
         raise CapacityError(f"capacity={capacity} tokens cannot hold the prompt of {T} tokens")
@@ -107,13 +112,14 @@ def prefill(
 
 
 def decode(
-    model: Model, tokens: Int[Array, " B"], state: SequenceState
+    model: Model, tokens: Int[ArrayLike, " B"], state: SequenceState
 ) -> tuple[Float[Array, "B V"], SequenceState]:
     """Run one more token of each sequence; the state must have room for it.
 
     Returns:
       float32 logits for the token after it, and the next state.
     """
+    tokens = jnp.asarray(tokens, jnp.int32)
     positions = jnp.broadcast_to(state.length, tokens.shape)
     device, hidden = trunk.decode(
         model.config, model.params, state.device, tokens, positions, state.block_tables, state.slots
