@@ -33,6 +33,8 @@ class _Step:
     tokens: jax.Array
     healthy: jax.Array
     sampled: Sampled | None
+    control: dict[int, int]
+    """Lane to the token that the front end puts in the place of the sampled one."""
 
 
 class GenerationLoop:
@@ -69,8 +71,7 @@ class GenerationLoop:
                 in_flight = step
         finally:
             for sequence in list(self._running.values()):
-                sequence.finish_reason = "abort"
-                self._retire(sequence)
+                self._abort(sequence)
 
     def _admit(self, waiting: deque[Request]) -> None:
         while waiting:
@@ -158,14 +159,17 @@ class GenerationLoop:
             sequence.forced = -1
             sequence.launched += 1
             sequence.request.decode_steps += 1
+        control = {
+            lane: tokens[0] for lane, s in rows.items() if (tokens := s.session.control_tokens())
+        }
         idle_rows = [lane for lane in range(C) if lane not in rows]
         forced[idle_rows] = 0
         logits = self._program.decode(DecodePlan(forced, positions, tables, slots))
         if any(s.needs_full_sampler for s in rows.values()):
             sampled = self._program.sample(logits, self._sampling, positions + 1)
-            return _Step(rows, sampled.tokens, sampled.healthy, sampled)
-        tokens, healthy = self._program.sample_greedy(logits)
-        return _Step(rows, tokens, healthy, None)
+            return _Step(rows, sampled.tokens, sampled.healthy, sampled, control)
+        greedy, healthy = self._program.sample_greedy(logits)
+        return _Step(rows, greedy, healthy, None, control)
 
     def _freeze_rows(self) -> None:
         """Rebuild what stays the same until the membership changes again."""
@@ -205,26 +209,31 @@ class GenerationLoop:
                 continue
             sequence.request.first_token = sequence.request.first_token or now
             if not healthy[lane]:
-                sequence.finish_reason = "abort"
                 sequence.error = (
                     "the model's logits are not finite; the weights or the input are damaged"
                 )
-                self._retire(sequence)
-                yield sequence, OutputDelta((), "", "", None, None)
-                continue
-            entry: Logprobs = {}
-            if details is not None and sequence.request.sampling.logprobs is not None:
+                yield self._abort(sequence)
+            elif (control := step.control.get(lane)) is not None:
+                # UN-10: the front end's token takes the place of the sampled one, which the sampler must not count.
+                event = self._commit(sequence, control, {})
+                if sequence.finish_reason is None:
+                    sequence.forced = control
+                    self._mark(sequence)
+                yield event
+            elif details is None or sequence.request.sampling.logprobs is None:
+                yield self._commit(sequence, tokens[lane], {})
+            else:
+                logprob = float(details.logprob[lane])
+                sequence.cumulative_logprob += logprob
                 entry = self._logprobs(
                     tokens[lane],
-                    float(details.logprob[lane]),
+                    logprob,
                     int(details.rank[lane]),
                     details.top_ids[lane],
                     details.top_logprobs[lane],
                     sequence.request.sampling.logprobs,
                 )
-                sequence.cumulative_logprob += float(details.logprob[lane])
-            yield self._commit(sequence, tokens[lane], entry)
-            yield from self._control(sequence)
+                yield self._commit(sequence, tokens[lane], entry)
 
     def _commit(self, sequence: Sequence, token: int, entry: Logprobs) -> Event:
         delta = sequence.session.commit(sequence.session.preview([token]))
@@ -237,19 +246,10 @@ class GenerationLoop:
             self._mark(sequence)
         return sequence, delta
 
-    def _control(self, sequence: Sequence) -> Iterator[Event]:
-        """Append tokens that must come whatever the model says (UN-10); the next step runs the last of them."""
-        while sequence.finish_reason is None and (forced := sequence.session.control_tokens()):
-            for token in forced:
-                if sequence.finish_reason is not None:
-                    return
-                if sequence.forced >= 0:
-                    raise AssertionError("two control tokens in a row need a unit of their own")
-                sequence.forced = token
-                sequence.launched += 1
-                yield self._commit(sequence, token, {})
-            if sequence.finish_reason is None:
-                self._mark(sequence)
+    def _abort(self, sequence: Sequence) -> Event:
+        sequence.finish_reason = "abort"
+        self._retire(sequence)
+        return sequence, OutputDelta((), "", "", None, None)
 
     def _retire(self, sequence: Sequence) -> None:
         assert sequence.lease is not None

@@ -136,9 +136,9 @@ def test_penalties_and_bias_change_the_choice_as_computed_by_hand(engine):
         repetition_penalty=1.4, logit_bias={11: 4.0, 500: -3.0},
     )  # fmt: skip
     got = engine.generate(p, params)[0].outputs[0].token_ids
+    logits = np.asarray(forward(engine.model, np.array([p + got], np.int32)))[0].astype(np.float64)
     for i in range(14):
-        ids = p + got[:i]
-        row = np.asarray(forward(engine.model, np.array([ids], np.int32)))[0, -1].astype(np.float64)
+        ids, row = p + got[:i], logits[len(p) - 1 + i].copy()
         row[11] += 4.0
         row[500] -= 3.0
         seen = np.isin(np.arange(len(row)), ids)
