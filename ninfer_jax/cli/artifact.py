@@ -74,10 +74,10 @@ def verify(
 
 
 class _Bytes:
-    """A progress bar on stderr for a `(done, total)` callback."""
+    """A progress bar on stderr for a `(done, total)` callback; silent where stderr is no terminal."""
 
     def __init__(self, title: str) -> None:
-        self._bar = tqdm(desc=title, unit="B", unit_scale=True, leave=False)
+        self._bar = tqdm(desc=title, unit="B", unit_scale=True, leave=False, disable=None)
 
     def __enter__(self) -> _Bytes:
         return self

@@ -1,0 +1,188 @@
+"""Sampling against independent numpy programs and Hugging Face's own distributions."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ninfer_jax.program import sampler
+from ninfer_jax.program.plans import SamplingRows
+
+V = 37
+truncate = jax.jit(sampler.truncate)
+adjust = jax.jit(sampler.adjust)
+sample = jax.jit(sampler.sample)
+
+
+def rows(B, **given):
+    neutral = {
+        "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+    }  # fmt: skip
+    columns = {}
+    for name, default in neutral.items():
+        kind = np.int32 if name == "top_k" else np.float32
+        columns[name] = np.broadcast_to(np.asarray(given.get(name, default), kind), (B,)).copy()
+    seed = np.asarray(given.get("seed", np.zeros((B, 2))), np.uint32)
+    return SamplingRows(seed=seed, **columns)
+
+
+def kept(logits, temperature, top_k, top_p, min_p):
+    """Step 3 of numeric_formats in float64, one row: the ids that stay."""
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    if top_k:
+        order = order[:top_k]
+    w = np.exp((logits[order] - logits[order[0]]) / temperature)
+    total, running, stay = w.sum(), 0.0, []
+    for i, x in zip(order, w, strict=True):
+        if stay and (x < min_p or (top_p < 1 and running >= top_p * total)):
+            break
+        stay.append(i)
+        running += x
+    return set(stay)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 2**32), st.sampled_from([0.3, 1.0, 2.0]), st.sampled_from([0, 1, 5, V, 100]),
+    st.sampled_from([1e-6, 0.4, 0.95, 1.0]), st.sampled_from([0.0, 0.1, 1.0]), st.booleans(),
+)  # fmt: skip
+def test_truncation_keeps_the_right_tokens(seed, temperature, top_k, top_p, min_p, ties):
+    logits = np.random.default_rng(seed).standard_normal((2, V)).astype(np.float32) * 3
+    if ties:
+        logits = np.round(logits)
+    params = rows(2, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    got = np.asarray(truncate(logits, params))
+    for row in range(2):
+        want = kept(logits[row].astype(np.float64), temperature, top_k, top_p, min_p)
+        have = set(np.flatnonzero(got[row]).tolist())
+        if have != want:  # float32 may differ on a token that stands on a border
+            edge = have ^ want
+            assert len(edge) == 1
+            w = np.exp((logits[row] - logits[row].max()) / temperature).astype(np.float64)
+            order = np.argsort(-logits[row], kind="stable")
+            top = w[order][: top_k or V]
+            before = np.cumsum(top) - top
+            (rank,) = np.flatnonzero(order == edge.pop())
+            near_p = abs(before[rank] - top_p * top.sum()) < 1e-5 * top.sum()
+            assert near_p or abs(w[order[rank]] - min_p) < 1e-5
+
+
+def test_distributions_of_hugging_face(goldens):
+    """samp_probs of scoring.npz: temperature, top-k, top-p, min-p and repetition penalty in Hugging Face's order."""
+    data = np.load(goldens / "scoring.npz")
+    golden = np.load(goldens / "tiny-qwen3.5-dense" / "golden.npz")
+    logits = golden["logits"][0, -1:].astype(np.float32)
+    vocab = logits.shape[1]
+    seen = np.zeros((1, vocab), bool)
+    seen[0, data["samp_prompt"].reshape(-1)] = True
+    for setting, want, support in zip(
+        data["samp_settings"], data["samp_probs"], data["samp_support"], strict=True
+    ):
+        temperature, top_k, top_p, min_p, repetition = (float(x) for x in setting)
+        state = sampler.new_sampler_state(1, vocab).replace(prompt=jnp.asarray(seen))
+        params = rows(
+            1, temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=min_p, repetition_penalty=repetition
+        )  # fmt: skip
+        adjusted = adjust(state, logits, params)
+        keep = np.asarray(truncate(adjusted, params))[0]
+        p = np.where(keep, np.exp((np.asarray(adjusted)[0] - adjusted.max()) / temperature), 0)
+        p /= p.sum()
+        assert keep.sum() == support
+        np.testing.assert_allclose(p, want, atol=2e-5)
+
+
+def test_draws_follow_the_distribution():
+    """20,000 draws at different positions: every token's count within 5 standard deviations, truncated or not."""
+    logits = np.random.default_rng(0).standard_normal(V).astype(np.float32) * 2
+    n, B = 20_000, 200
+    state = sampler.new_sampler_state(B, V)
+    tiled = np.tile(logits, (B, 1))
+    for options in ({}, {"temperature": 0.5}, {"top_k": 6}, {"top_p": 0.7}, {"min_p": 0.2}):
+        params = rows(B, **options, seed=np.tile([3, 4], (B, 1)))
+        draw = jax.jit(partial(sampler.sample, state))
+        got = np.concatenate(
+            [np.asarray(draw(tiled, params, np.arange(i, i + B, dtype=np.int32))[1].tokens) for i in range(0, n, B)]
+        )  # fmt: skip
+        temperature = options.get("temperature", 1.0)
+        stay = kept(
+            logits.astype(np.float64), temperature, options.get("top_k", 0), options.get("top_p", 1.0),
+            options.get("min_p", 0.0),
+        )  # fmt: skip
+        p = np.where(
+            np.isin(np.arange(V), sorted(stay)), np.exp(logits / np.float64(temperature)), 0
+        )
+        p /= p.sum()
+        counts = np.bincount(got, minlength=V)
+        assert (np.abs(counts - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1e-9).all(), options
+
+
+def test_a_draw_depends_on_seed_and_position_only():
+    rng = np.random.default_rng(1)
+    logits = rng.standard_normal((6, V)).astype(np.float32)
+    seeds = rng.integers(0, 2**32, (6, 2)).astype(np.uint32)
+    positions = rng.integers(0, 10**6, 6).astype(np.int32)
+    state = sampler.new_sampler_state(6, V)
+    _, want = sample(state, logits, rows(6, seed=seeds), positions)
+    order = rng.permutation(6)
+    _, mixed = sample(state, logits[order], rows(6, seed=seeds[order]), positions[order])
+    assert np.array_equal(mixed.tokens, np.asarray(want.tokens)[order])
+    same = np.tile(logits[:1], (6, 1))
+    for changed in ({"seed": seeds}, {"seed": np.tile(seeds[:1], (6, 1))}):
+        at = positions if len(np.unique(changed["seed"])) == 2 else np.full(6, 7, np.int32)
+        many = [
+            np.asarray(sample(state, same, rows(6, **changed), at + 1000 * i)[1].tokens)
+            for i in range(20)
+        ]
+        assert len({tuple(x) for x in np.array(many).T.tolist()}) == 6
+
+
+def test_greedy_takes_the_lowest_id_and_leaves_neighbours_random():
+    logits = np.zeros((2, V), np.float32)
+    logits[:, [5, 9]] = 1.0
+    state = sampler.new_sampler_state(2, V)
+    params = rows(2, temperature=np.array([0.0, 1.0]), seed=np.ones((2, 2)))
+    tokens = [
+        np.asarray(sample(state, logits, params, np.full(2, i, np.int32))[1].tokens)
+        for i in range(40)
+    ]
+    assert {int(t[0]) for t in tokens} == {5}
+    assert len({int(t[1]) for t in tokens}) > 3
+    assert np.asarray(sampler.greedy(jnp.asarray(logits))[0]).tolist() == [5, 5]
+
+
+def test_counts_follow_the_drawn_tokens():
+    state = sampler.new_sampler_state(2, V)
+    logits = np.zeros((2, V), np.float32)
+    logits[0, 3] = logits[1, 8] = 50
+    for i in range(3):
+        state, _ = sample(state, logits, rows(2, temperature=0.0), np.full(2, i, np.int32))
+    assert np.asarray(state.counts)[0, 3] == 3
+    assert np.asarray(state.counts)[1, 8] == 3
+    assert np.asarray(state.counts).sum() == 6
+
+
+def test_broken_rows_are_told_apart():
+    logits = np.zeros((4, V), np.float32)
+    logits[1, 4] = np.nan
+    logits[2, 4] = np.inf
+    logits[3] = -np.inf
+    for healthy in (
+        sampler.greedy(jnp.asarray(logits))[1],
+        sample(sampler.new_sampler_state(4, V), logits, rows(4), np.zeros(4, np.int32))[1].healthy,
+    ):
+        assert np.asarray(healthy).tolist() == [True, False, False, False]
+
+
+def test_extreme_logits_and_bias_stay_finite():
+    logits = np.full((1, V), -1e30, np.float32)
+    logits[0, 2] = 1e30
+    state = sampler.new_sampler_state(1, V)
+    state = state.replace(bias=state.bias.at[0, 2].set(-np.inf))
+    for options in ({}, {"top_k": 2}, {"top_p": 0.5}, {"temperature": 1e-3, "min_p": 0.5}):
+        _, drawn = sample(state, logits, rows(1, **options), np.zeros(1, np.int32))
+        assert int(drawn.tokens[0]) != 2
+        assert bool(drawn.healthy[0])
