@@ -48,6 +48,52 @@ def step(
     return jnp.sum(q32[:, :, :, None] * new_state, axis=2), new_state
 
 
+def _differences(g: Float[Array, "*n C"]) -> Float[Array, "*n C C"]:
+    """`sum(g[j+1..i])` at [i, j], for i >= j.
+
+    A plain difference of running sums loses the digits of a small decay behind a large one, so the sums run over a
+    coarse part, a multiple of 2^-8 whose sums are exact in float32, and a remainder that stays small.
+    """
+    g = jnp.maximum(g, -1000.0)  # exp(-1000) is 0, and the coarse sums stay below 2^16
+    coarse = jnp.round(g * 256.0) / 256.0
+    parts = [jnp.cumsum(part, axis=-1) for part in (coarse, g - coarse)]
+    high, low = (part[..., :, None] - part[..., None, :] for part in parts)
+    return high + low
+
+
+def _inverse_unit_lower(a: Float[Array, "*n C C"]) -> Float[Array, "*n C C"]:
+    """Inverse of I + A for strictly lower triangular A, by matrix products alone.
+
+    Diagonal blocks of 8 by the product (I - A)(I + A^2)(I + A^4), which is short enough to stay accurate even for equal
+    keys, where entries of the powers grow like binomials; then blocks are merged in pairs,
+    [[P, 0], [R, Q]]^-1 = [[P', 0], [-Q' R P', Q']].
+    """
+    size = 8
+
+    def times(x: Array, y: Array) -> Array:
+        return jnp.matmul(x, y, precision=_EXACT)
+
+    def tiles(below: int) -> Array:
+        """Every block of the given size that stands `below` (0 or 1) blocks under the diagonal, in steps of a pair."""
+        starts = range(below * size, CHUNK, (1 + below) * size)
+        return jnp.stack(
+            [a[..., i : i + size, i - below * size : i + size - below * size] for i in starts],
+            axis=-3,
+        )
+
+    block = tiles(below=0)
+    eye = jnp.broadcast_to(jnp.eye(size, dtype=a.dtype), block.shape)
+    second = times(block, block)
+    inverse = times(times(eye - block, eye + second), eye + times(second, second))
+    while size < CHUNK:
+        first, last = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        corner = -times(last, times(tiles(below=1), first))
+        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        inverse = jnp.concatenate([top, jnp.concatenate([corner, last], axis=-1)], axis=-2)
+        size *= 2
+    return inverse[..., 0, :, :]
+
+
 def chunked(
     q: Float[Array, "B T nk dk"],
     k: Float[Array, "B T nk dk"],
@@ -83,24 +129,15 @@ def chunked(
     row = jnp.arange(CHUNK)
     lower = row[:, None] >= row[None, :]
     strict = (row[:, None] > row[None, :])[None, None, None]
-    # Log decay from token j to token i, summed over the tokens between them: a difference of two running sums would
-    # lose the digits of a small decay behind a large one.
-    between = jnp.einsum(
-        "im,nbhmj->nbhij",
-        lower.astype(jnp.float32),
-        jnp.where(strict, gc[..., :, None], 0.0),
-        precision=_EXACT,
-    )
+    # Masked before the exponential: above the diagonal it may overflow, which would make gradients NaN.
+    decay = jnp.exp(jnp.where(lower[None, None, None], _differences(gc), -jnp.inf))
     c = jnp.cumsum(gc, axis=-1)
-    decay = jnp.where(lower[None, None, None], jnp.exp(between), 0.0)
     kk = per_value_head(jnp.einsum("nbhid,nbhjd->nbhij", kc, kc, precision=_EXACT))
     qk = per_value_head(jnp.einsum("nbhid,nbhjd->nbhij", qc, kc, precision=_EXACT)) * decay
     system = jnp.where(strict, bc * kk * decay, 0.0)
     qv, kv = per_value_head(qc), per_value_head(kc)
     rhs = jnp.concatenate([bc * vc, bc * kv * jnp.exp(c)[..., None]], axis=-1)
-    solved = jax.lax.linalg.triangular_solve(
-        system, rhs, left_side=True, lower=True, unit_diagonal=True
-    )
+    solved = jnp.matmul(_inverse_unit_lower(system), rhs, precision=_EXACT)
     u, w = solved[..., :dv], solved[..., dv:]
     q_in = qv * jnp.exp(c)[..., None]
     k_out = kv * decay[..., -1, :, None]

@@ -47,6 +47,18 @@ def test_chunked_equals_the_recurrence(T, decay):
         assert np.abs(np.asarray(state[b]) - M).max() <= 1e-5 * max(np.abs(M).max(), 1)
 
 
+def test_equal_keys_with_full_writes_and_no_decay():
+    """The hardest system of a chunk: I + A with A all ones below the diagonal (a repeated token)."""
+    rng = np.random.default_rng(3)
+    q, k, v, g, beta, state = inputs(rng, 1, 128)
+    k = np.repeat(k[:, :1], 128, axis=1)
+    x = (q, k, v, np.zeros_like(g), np.full_like(beta, 0.999), state)
+    out, final = jax.jit(gated_delta_chunked)(*map(jnp.asarray, x), np.array([128], np.int32))
+    want, M = oracle(*(a[0] for a in x))
+    assert np.abs(np.asarray(out[0]) - want).max() <= 5e-5 * np.abs(want).max()
+    assert np.abs(np.asarray(final[0]) - M).max() <= 1e-5 * np.abs(M).max()
+
+
 def test_columns_past_the_length_change_nothing():
     rng = np.random.default_rng(0)
     x = inputs(rng, 3, 150)
