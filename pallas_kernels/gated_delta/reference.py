@@ -48,17 +48,18 @@ def step(
     return jnp.sum(q32[:, :, :, None] * new_state, axis=2), new_state
 
 
-def _differences(g: Float[Array, "*n C"]) -> Float[Array, "*n C C"]:
-    """`sum(g[j+1..i])` at [i, j], for i >= j.
+def _running_sums(g: Float[Array, "*n C"]) -> tuple[Float[Array, "*n C"], Float[Array, "*n C"]]:
+    """Running sums of g as a coarse part, exact in float32 (multiples of 2^-8), and a small remainder.
 
-    A plain difference of running sums loses the digits of a small decay behind a large one, so the sums run over a
-    coarse part, a multiple of 2^-8 whose sums are exact in float32, and a remainder that stays small.
+    Differences of the two parts keep the digits of a small decay behind a large one; those of a plain sum do not.
     """
     g = jnp.maximum(g, -1000.0)  # exp(-1000) is 0, and the coarse sums stay below 2^16
     coarse = jnp.round(g * 256.0) / 256.0
-    parts = [jnp.cumsum(part, axis=-1) for part in (coarse, g - coarse)]
-    high, low = (part[..., :, None] - part[..., None, :] for part in parts)
-    return high + low
+    ones = jnp.triu(jnp.ones((CHUNK, CHUNK), g.dtype))
+    return (
+        jnp.matmul(coarse, ones, precision=_EXACT),
+        jnp.matmul(g - coarse, ones, precision=_EXACT),
+    )
 
 
 def _inverse_unit_lower(a: Float[Array, "*n C C"]) -> Float[Array, "*n C C"]:
@@ -129,9 +130,13 @@ def chunked(
     row = jnp.arange(CHUNK)
     lower = row[:, None] >= row[None, :]
     strict = (row[:, None] > row[None, :])[None, None, None]
+    coarse, fine = _running_sums(gc)
+    between = (coarse[..., :, None] - coarse[..., None, :]) + (
+        fine[..., :, None] - fine[..., None, :]
+    )
     # Masked before the exponential: above the diagonal it may overflow, which would make gradients NaN.
-    decay = jnp.exp(jnp.where(lower[None, None, None], _differences(gc), -jnp.inf))
-    c = jnp.cumsum(gc, axis=-1)
+    decay = jnp.exp(jnp.where(lower[None, None, None], between, -jnp.inf))
+    c = coarse + fine
     kk = per_value_head(jnp.einsum("nbhid,nbhjd->nbhij", kc, kc, precision=_EXACT))
     qk = per_value_head(jnp.einsum("nbhid,nbhjd->nbhij", qc, kc, precision=_EXACT)) * decay
     system = jnp.where(strict, bc * kk * decay, 0.0)
@@ -143,13 +148,17 @@ def chunked(
     k_out = kv * decay[..., -1, :, None]
     keep = jnp.exp(c[..., -1])[..., None, None]
 
-    def one_chunk(M: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
-        u, w, q_in, qk, k_out, keep = x
-        fresh = u - jnp.matmul(w, M, precision=_EXACT)
-        out = jnp.matmul(q_in, M, precision=_EXACT) + jnp.matmul(qk, fresh, precision=_EXACT)
-        M = keep * M + jnp.matmul(jnp.swapaxes(k_out, -1, -2), fresh, precision=_EXACT)
-        return M, out
+    # What reads the state, and what reads the chunk's fresh values, each as one product.
+    reads_state = jnp.concatenate([w, q_in], axis=-2)
+    reads_fresh = jnp.concatenate([qk, jnp.swapaxes(k_out, -1, -2)], axis=-2)
 
-    state, out = jax.lax.scan(one_chunk, state, (u, w, q_in, qk, k_out, keep))
+    def one_chunk(M: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
+        u, reads_state, reads_fresh, keep = x
+        recalled = jnp.matmul(reads_state, M, precision=_EXACT)
+        fresh = u - recalled[..., :CHUNK, :]
+        read = jnp.matmul(reads_fresh, fresh, precision=_EXACT)
+        return keep * M + read[..., CHUNK:, :], recalled[..., CHUNK:, :] + read[..., :CHUNK, :]
+
+    state, out = jax.lax.scan(one_chunk, state, (u, reads_state, reads_fresh, keep))
     out = jnp.moveaxis(jnp.moveaxis(out, 0, 1), 2, 3).reshape(B, n * CHUNK, nv, dv)
     return out[:, :T], state

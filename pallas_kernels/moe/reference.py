@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 _EXACT = jax.lax.Precision.HIGHEST
 GATHER_TOKENS = 16
 """Up to this many tokens the chosen experts' weights are gathered, one product a (token, expert) pair."""
-_BLOCK = 16
+_BLOCK = 64
 
 
 def route(
