@@ -1,0 +1,105 @@
+"""What a set of releases frees together (TX-05..07): counted on the joint post-state, read-only.
+
+An alias frees nothing, the last two holders together free once, and a fork keeps what its parent
+let go. Nothing is summed over owners. The cost is the number of pages that are really freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from planner import kv, state_images
+from planner.capacity import ceil_div
+from planner.errors import BusyError, HandleError
+from planner.host import Extent
+from planner.kv import NO_HOST, Pool
+from planner.physical import PhysicalState, checkpoint
+from planner.plans import Edge
+
+
+class Reclaim(NamedTuple):
+    """Freed page groups per pool, Device slots and Host bytes, with what goes.
+
+    ``extents`` are the Host places (free bytes alone prove no fit); ``checkpoints`` those deleted.
+    """
+
+    pages: tuple[int, ...]
+    slots: int
+    host: int
+    checkpoints: tuple[int, ...]
+    extents: tuple[Extent, ...]
+
+
+def reclaim(s: PhysicalState, edges: Iterable[Edge]) -> Reclaim:
+    """Used(S) - Used(PostState(S, edges)) without building the post-state."""
+    lost: dict[int, list[int]] = {}
+    for owner, cid in edges:
+        lost.setdefault(cid, []).append(owner)
+    gone = []
+    for cid in sorted(lost):
+        ck = checkpoint(s, cid)
+        strangers = [o for o in lost[cid] if o not in ck.holders]
+        if strangers:
+            raise HandleError(f"owner {strangers[0]} does not hold checkpoint {cid}")
+        if len(set(lost[cid])) == len(ck.holders):
+            if ck.readers:
+                raise BusyError(f"checkpoint {cid} has {ck.readers} reader lease(s)")
+            gone.append(ck)
+    extents: list[Extent] = []
+    images: dict[int, int] = {}
+    for ck in gone:
+        images[ck.image] = images.get(ck.image, 0) + 1
+    slots = 0
+    for iid in sorted(images):
+        im = state_images.image(s.states, iid)
+        if im.refs == images[iid] and not im.pins and not im.writer:
+            slots += bool(im.slot)
+            if im.host:
+                extents.append(im.host)
+    pages = []
+    for k, pool in enumerate(s.pools):
+        refs: dict[int, list[tuple[int, int]]] = {}
+        for ck in gone:
+            p = ck.prefixes[k]
+            if p.history:
+                refs.setdefault(p.history, []).append((p.frontier, ck.id))
+        pages.append(_freed_pages(pool, refs, extents))
+    host = sum(e.size for e in extents)
+    return Reclaim(tuple(pages), slots, host, tuple(ck.id for ck in gone), tuple(extents))
+
+
+def _longest(held: Sequence[tuple[int, int]], gone: Sequence[tuple[int, int]]) -> int:
+    """The longest prefix still held: both are (length, holder), ``held`` ascending."""
+    if len(held) == len(gone):
+        return 0
+    left = set(gone)
+    return next((entry[0] for entry in reversed(held) if entry not in left), 0)
+
+
+def _freed_pages(pool: Pool, refs: dict[int, list[tuple[int, int]]], extents: list[Extent]) -> int:
+    """Walk histories from the youngest to the oldest: a child is always younger than its parent."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    queue = [-hid for hid in refs]
+    heapify(queue)
+    seen: set[int] = set()
+    freed = 0
+    while queue:
+        hid = -heappop(queue)
+        if hid in seen:
+            continue
+        seen.add(hid)
+        h = kv.history(pool, hid)
+        if h.sequence or h.pins:
+            continue
+        tokens = _longest(h.refs, refs.get(hid, ()))
+        forks = _longest(h.children, children.get(hid, ()))
+        blocks = max(ceil_div(tokens, pool.page_tokens), forks)
+        gone = h.pages.slice(max(blocks, h.base), h.blocks)
+        freed += len([1 for page in gone if page.device])
+        extents += [Extent(page.host, pool.page_bytes) for page in gone if page.host != NO_HOST]
+        if not blocks and h.parent:
+            children.setdefault(h.parent, []).append((h.base, hid))
+            heappush(queue, -h.parent)
+    return freed
