@@ -7,7 +7,7 @@ depends on hashing. A value is never None.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -67,15 +67,22 @@ def _cut(node: tuple[Any, ...], shift: int, base: int, size: int) -> tuple[Any, 
     return tuple(items) if items != list(_EMPTY) else None
 
 
-def _walk(node: tuple[Any, ...], shift: int, base: int) -> Iterator[tuple[int, Any]]:
+def _pairs(node: tuple[Any, ...], shift: int, base: int, out: list[tuple[int, Any]]) -> None:
     if shift == 0:
-        for i, value in enumerate(node):
-            if value is not None:
-                yield base + i, value
+        out += [(base + i, value) for i, value in enumerate(node) if value is not None]
         return
     for i, child in enumerate(node):
         if child is not None:
-            yield from _walk(child, shift - _BITS, base + (i << shift))
+            _pairs(child, shift - _BITS, base + (i << shift), out)
+
+
+def _values(node: tuple[Any, ...], shift: int, out: list[Any]) -> None:
+    if shift == 0:
+        out += [value for value in node if value is not None]
+        return
+    for child in node:
+        if child is not None:
+            _values(child, shift - _BITS, out)
 
 
 def _gather(node: tuple[Any, ...], shift: int, base: int, lo: int, hi: int, out: list[Any]) -> None:
@@ -151,21 +158,27 @@ class IntMap(Generic[T]):
             _gather(self.root, self.shift, 0, lo, hi, out)
         return out
 
-    def items(self) -> Iterator[tuple[int, T]]:
+    def items(self) -> list[tuple[int, T]]:
         """Pairs in key order."""
-        return iter(()) if self.root is None else _walk(self.root, self.shift, 0)
+        out: list[tuple[int, T]] = []
+        if self.root is not None:
+            _pairs(self.root, self.shift, 0, out)
+        return out
 
     def values(self) -> list[T]:
         """Values in key order."""
-        return [value for _, value in self.items()]
+        out: list[T] = []
+        if self.root is not None:
+            _values(self.root, self.shift, out)
+        return out
 
     def __len__(self) -> int:
-        return sum(1 for _ in self.items())
+        return len(self.values())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, IntMap):
             return NotImplemented
-        return self.root is other.root or list(self.items()) == list(other.items())
+        return self.root is other.root or self.items() == other.items()
 
     __hash__ = None  # type: ignore[assignment]
 

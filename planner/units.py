@@ -2,7 +2,8 @@
 
 The order of one unit is Reserve (its permit) -> Launch (maps what it writes, freezes the rows) ->
 Commit (frontiers move) or Abort -> Truncate (trailing mappings go back to the reservation) ->
-Settle (unused reservation goes back to everybody; a lease stays). One unit in flight a sequence.
+Settle (that, and unused reservation goes back to everybody; a lease stays). A sequence has at most
+one unit in flight.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """End a unit: every row of it, once (UN-07). With ``settle``, also Truncate and Settle."""
+    """End a unit: every row of it, once (UN-07). With ``settle``, also Settle."""
 
     unit: int
     rows: tuple[RowCommit, ...]
@@ -78,7 +79,10 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """End permits: unused reservation beyond the lease returns to everybody (UN-03, KV-28)."""
+    """End permits: the provisional suffix and unused reservation return to everybody (UN-03).
+
+    What a lease (gp) or a recovery permit covers stays reserved.
+    """
 
     sequences: tuple[int, ...]
 
@@ -239,7 +243,7 @@ def commit(s: PhysicalState, op: Commit) -> PhysicalState:
     if op.settle:
         for sid, _, _ in op.rows:
             i, _ = _lookup(s, sid)
-            sequences[i] = _settle(d, _truncate(d, sequences[i], ()))
+            sequences[i] = _settle(d, sequences[i])
     d.sequences = tuple(sequences)
     return d.freeze()
 
@@ -288,6 +292,7 @@ def truncate(s: PhysicalState, op: Truncate) -> PhysicalState:
 def _settle(d: Draft, q: Sequence) -> Sequence:
     if q.recovery >= 0:
         return q
+    q = _truncate(d, q, ())
     kept: list[int] = []
     for k, have in enumerate(q.reserved):
         keep = 0

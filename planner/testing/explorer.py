@@ -21,12 +21,13 @@ from planner.testing.worlds import World
 from planner.transactions import Advance, Cancel, Fail, Start
 
 
-class Counterexample(AssertionError):
+class CounterexampleError(AssertionError):
     """The shortest operations that break something, with the state before the last one."""
 
     def __init__(self, trace: list[Operation], state: PhysicalState, cause: Exception) -> None:
         steps = "\n".join(f"{i + 1:3d}. {op}" for i, op in enumerate(trace))
-        super().__init__(f"{type(cause).__name__}: {cause}\n{steps}\nstate before the last step:\n{render(state)}")
+        why = f"{type(cause).__name__}: {cause}"
+        super().__init__(f"{why}\n{steps}\nstate before the last step:\n{render(state)}")
         self.trace = trace
 
 
@@ -46,7 +47,7 @@ MUST_SUCCEED = (Start, Advance, Cancel, Fail)
 
 
 def explore(world: World, max_states: int, max_depth: int = 10**6) -> Exploration:
-    """Visit up to ``max_states`` distinct states; raises Counterexample at the first failure."""
+    """Visit up to ``max_states`` distinct states; raises CounterexampleError at the first failure."""
     root = initial(world.layout)
     seen = {canonical(root)}
     parents: list[tuple[int, Operation | None]] = [(-1, None)]
@@ -62,7 +63,7 @@ def explore(world: World, max_states: int, max_depth: int = 10**6) -> Exploratio
                     after = apply(state, op)
                 except PlannerError as e:
                     if isinstance(op, MUST_SUCCEED):
-                        raise Counterexample(_trace(parents, index, op), state, e) from e
+                        raise CounterexampleError(_trace(parents, index, op), state, e) from e
                     out.refused[name] += 1
                     continue
                 out.applied[name] += 1
@@ -75,7 +76,7 @@ def explore(world: World, max_states: int, max_depth: int = 10**6) -> Exploratio
                     model.step(state, op, after)
                     model.verify(after)
                 except (PlannerError, ContentError) as e:
-                    raise Counterexample(_trace(parents, index, op), state, e) from e
+                    raise CounterexampleError(_trace(parents, index, op), state, e) from e
                 seen.add(key)
                 parents.append((index, op))
                 following.append((len(parents) - 1, after, model))
@@ -165,7 +166,7 @@ def _transaction(t: Transaction, name: object) -> tuple[object, ...]:
         target.kind, getattr(action, "owner", 0), name("ck", getattr(action, "source", 0)),
         name("seq", getattr(action, "sequence", 0)), getattr(action, "place", ""),
         tuple((e.owner, name("ck", e.checkpoint)) for e in getattr(action, "retire", ())),
-        tuple((e.owner, e.checkpoint in t.retired or name("ck", e.checkpoint)) for e in target.release),
+        len(target.release),
         tuple(_item(i, name) for i in (*target.demote, *target.drop_host)),
         tuple(_item(i, name) for i in getattr(action, "pages", ())), getattr(action, "state", None),
         tuple(w.form for w in t.work.pools), t.work.form, name("im", t.work.image),

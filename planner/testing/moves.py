@@ -49,6 +49,11 @@ def moves(world: World, s: PhysicalState, shadow: Shadow) -> Iterator[Operation]
             yield Cancel(t.id)
         if t.phase == "CopiesInFlight":
             yield Fail(t.id)
+    busy = [q for q in s.sequences if q.unit]
+    if world.atomic and (busy or t is not None):
+        for q in busy:
+            yield from _unit_moves(world, s, q)
+        return
     for q in s.sequences:
         if t is None or q.id not in t.frozen:
             yield from _unit_moves(world, s, q)
@@ -178,5 +183,5 @@ def _host_copies(s: PhysicalState) -> Iterator[ImageRef | PageRange]:
 
 def unknown_prompt(s: PhysicalState) -> Target:
     """A bind whose prompt no checkpoint matches: the oldest checkpoint must be refused."""
-    cid = next(iter(s.checkpoints.items()))[0]
+    cid = s.checkpoints.items()[0][0]
     return Target(Bind(1, (1,) * len(s.pools), identity([-7] * s.layout.max_context), cid))

@@ -34,7 +34,8 @@ class World:
     """A layout and how much the move generator may vary.
 
     ``owners`` may hold checkpoints; ``points`` bounds the checkpoints alive, ``lag`` lets the
-    second pool trail the first by up to that many tokens.
+    second pool trail the first by up to that many tokens. In an ``atomic`` world
+    nothing else happens while a unit or a transaction runs, so a search gets deeper.
     """
 
     layout: Layout
@@ -42,7 +43,13 @@ class World:
     points: int = 2
     lag: int = 0
     readers: bool = True
+    atomic: bool = False
 
 
 TINY = World(tiny_layout())
-TWO_POOLS = World(tiny_layout(pages=4, backend=4, slots=2, host=5), points=2, lag=1)
+ATOMIC = World(
+    tiny_layout(pages=5, slots=2, host=5), points=3, owners=3, readers=False, atomic=True
+)
+TWO_POOLS = World(
+    tiny_layout(pages=4, backend=4, slots=2, host=5), points=2, lag=1, readers=False, atomic=True
+)
