@@ -7,7 +7,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from jaxtyping import install_import_hook
 
 # Array annotations in these packages are checked at call (trace) time.
-install_import_hook(["ninfer_jax.models", "ninfer_jax.program", "pallas_kernels"], "beartype.beartype")
+install_import_hook(
+    ["ninfer_jax.models", "ninfer_jax.program", "pallas_kernels"], "beartype.beartype"
+)
 
 import jax  # noqa: E402
 

@@ -47,7 +47,7 @@ MUST_SUCCEED = (Start, Advance, Cancel, Fail)
 
 
 def explore(world: World, max_states: int, max_depth: int = 10**6) -> Exploration:
-    """Visit up to ``max_states`` distinct states; raises CounterexampleError at the first failure."""
+    """Visit up to ``max_states`` distinct states; CounterexampleError at the first failure."""
     root = initial(world.layout)
     seen = {canonical(root)}
     parents: list[tuple[int, Operation | None]] = [(-1, None)]

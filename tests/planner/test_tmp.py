@@ -1,0 +1,15 @@
+"""Random operations against the device model: contents, invariants, exact predictions."""
+
+from hypothesis import HealthCheck, settings
+
+from planner.testing import PlannerMachine
+
+TestPlannerMachine = PlannerMachine.TestCase
+TestPlannerMachine.settings = settings(
+    max_examples=150,
+    stateful_step_count=20,
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
