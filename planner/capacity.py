@@ -181,11 +181,16 @@ def page_limits(
     return max(blocks, concurrency), concurrency * blocks
 
 
-def backend_pages(name: PoolName, main_pages: int, concurrency: int, mtp_window: int) -> int:
+def backend_pages(
+    name: PoolName,
+    main_pages: int,
+    concurrency: int,
+    mtp_window: int,
+    page_tokens: int = PAGE_TOKENS,
+) -> int:
     """Page groups of a pool beside ``main_pages`` Main ones (CAP-10)."""
-    if name != "mtp":
-        return main_pages
-    return main_pages + concurrency * ceil_div(mtp_window - 1, PAGE_TOKENS)
+    lead = ceil_div(mtp_window - 1, page_tokens) if name == "mtp" else 0
+    return main_pages + concurrency * lead
 
 
 def layout_for(spec: LayoutSpec, main_pages: int) -> Layout:
@@ -199,10 +204,11 @@ def layout_for(spec: LayoutSpec, main_pages: int) -> Layout:
     host = (8 << 30) + 8 * spec.image_bytes if spec.host_bytes is None else spec.host_bytes
     if extra < 0 or host < 0 or spec.image_bytes < 1:
         raise LayoutError("device_state_slots and Host bytes are >= 0, image bytes >= 1")
-    lead = ceil_div(spec.mtp_window - 1, spec.page_tokens) * spec.concurrency
     pools = tuple(
         PoolLayout(
-            p.name, main_pages + (lead if p.name == "mtp" else 0), p.page_bytes(spec.page_tokens)
+            p.name,
+            backend_pages(p.name, main_pages, spec.concurrency, spec.mtp_window, spec.page_tokens),
+            p.page_bytes(spec.page_tokens),
         )
         for p in spec.pools
     )

@@ -1,5 +1,6 @@
 """Test kit: a device model that remembers contents, moves, an explorer, strategies."""
 
+from planner.testing.drive import Driver
 from planner.testing.explorer import CounterexampleError, Exploration, explore
 from planner.testing.machine import PlannerMachine, rehearse
 from planner.testing.moves import moves, targets
@@ -13,6 +14,7 @@ __all__ = [
     "TWO_POOLS",
     "ContentError",
     "CounterexampleError",
+    "Driver",
     "Exploration",
     "PlannerMachine",
     "Reached",
