@@ -83,7 +83,7 @@ def _moves(
     """Whether the one writer may continue in ``h`` itself at ``frontier`` (KV-34, KV-37).
 
     It may not where another writer or reader is, where content beyond the frontier survives, or
-    where someone else holds columns of the partial tail page. ``holders`` are the survivors of the
+    where someone else holds this very prefix or columns of the partial tail page. ``holders`` are the survivors of the
     checkpoints that the target retires.
     """
     full = frontier // pool.page_tokens
@@ -91,7 +91,8 @@ def _moves(
         return False
     for f, cid in h.refs:
         left = holders[cid] if cid in holders else d.checkpoint(cid).holders
-        if left and f > full * pool.page_tokens and (f > frontier or left != (owner,)):
+        beside = f > full * pool.page_tokens or f == frontier
+        if left and beside and (f > frontier or left != (owner,)):
             return False
     return True
 
