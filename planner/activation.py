@@ -83,8 +83,8 @@ def _moves(
     """Whether the one writer may continue in ``h`` itself at ``frontier`` (KV-34, KV-37).
 
     It may not where another writer or reader is, where content beyond the frontier survives, or
-    where someone else holds this very prefix or columns of the partial tail page. ``holders`` are the survivors of the
-    checkpoints that the target retires.
+    where someone else holds this very prefix or columns of the partial tail page. ``holders`` are
+    the survivors of the checkpoints that the target retires.
     """
     full = frontier // pool.page_tokens
     if h.sequence or h.pins or any(blocks > full for blocks, _ in h.children):

@@ -98,12 +98,16 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The complete outcome asked for. ``release`` and ``drop_host`` act first and stay done."""
+    """The complete outcome asked for. ``release`` and ``drop_host`` act first and stay done.
+
+    ``demote`` moves content to Host; ``backup`` copies it there and keeps the Device replica.
+    """
 
     action: Bind | Capture | Pause | None = None
     release: tuple[Edge, ...] = ()
     drop_host: tuple[ImageRef | PageRange, ...] = ()
     demote: tuple[ImageRef | PageRange, ...] = ()
+    backup: tuple[ImageRef | PageRange, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -115,7 +119,8 @@ class Copy(NamedTuple):
     """One order of a copy batch. Places are slots or page ids on the Device, offsets on Host.
 
     ``subject`` is the image or history, ``block`` its page; ``serial`` and ``epoch`` are checked
-    again before publication. ``columns`` is the coverage that the copy gives its destination.
+    again before publication. ``columns`` is the coverage that the copy gives its destination;
+    ``keep`` says that the source replica stays.
     """
 
     kind: Literal["image", "page"]
@@ -128,6 +133,7 @@ class Copy(NamedTuple):
     serial: int = 0
     epoch: int = 0
     columns: int = 0
+    keep: bool = False
 
 
 class PoolWork(NamedTuple):

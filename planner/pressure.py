@@ -72,7 +72,7 @@ def release_phase(d: Draft, target: Target) -> None:
     """HostReleases: edges go, redundant replicas go; takes no capacity, and stays done."""
     for owner, cid in target.release:
         d.drop_edge(owner, cid)
-    for item in (*target.drop_host, *target.demote):
+    for item in (*target.drop_host, *target.demote, *target.backup):
         _require_unread(d, target, item)
     for item in target.drop_host:
         if isinstance(item, ImageRef):
@@ -120,7 +120,7 @@ def _free_covered(d: Draft, r: PageRange, pausing: Sequence | None) -> None:
 
 
 def _items(d: Draft, target: Target) -> tuple[list[ImageRef | PageRange], Sequence | None]:
-    items = list(target.demote)
+    items = [*target.demote, *target.backup]
     pausing = None
     if isinstance(target.action, Pause):
         pausing = next(q for q in d.sequences if q.id == target.action.sequence)
@@ -140,13 +140,14 @@ def prepare_phase(d: Draft, target: Target) -> Work:
     extents: list[Extent] = []
     images: list[int] = []
     pinned: list[tuple[int, int]] = []
-    for item in items:
+    for i, item in enumerate(items):
+        keep = len(target.demote) <= i < len(target.demote) + len(target.backup)
         if isinstance(item, ImageRef):
             im = _require_idle(d, item.image, pausing)
             if not im.slot or im.host:
                 continue
             d.arena, e = host.allocate(d.arena, d.layout.image_bytes, f"state image {im.id}")
-            copies.append(Copy("image", "d2h", -1, im.slot, e.offset, im.id))
+            copies.append(Copy("image", "d2h", -1, im.slot, e.offset, im.id, keep=keep))
             extents.append(e)
             images.append(im.id)
             continue
@@ -160,12 +161,9 @@ def prepare_phase(d: Draft, target: Target) -> Work:
             continue
         what = f"{len(todo)} {pool.name} page(s) of history {item.history}"
         d.arena, places = host.allocate_group(d.arena, len(todo), pool.page_bytes, what)
-        copies += (
-            Copy(
-                "page", "d2h", item.pool, p.device, e.offset, item.history, b, p.serial, p.epoch, n
-            )
-            for (b, p, n), e in zip(todo, places, strict=True)
-        )
+        for (b, p, n), e in zip(todo, places, strict=True):
+            work = Copy("page", "d2h", item.pool, p.device, e.offset, item.history, b, p.serial)
+            copies.append(work._replace(epoch=p.epoch, columns=n, keep=keep))
         extents += places
         pinned.append((item.pool, item.history))
     for iid in images:
@@ -176,13 +174,14 @@ def prepare_phase(d: Draft, target: Target) -> Work:
 
 
 def publish_copies(d: Draft, work: Work) -> None:
-    """CopyPublication: verify, publish the Host copies, free the Device ones (TX-02)."""
+    """CopyPublication: verify, publish the Host copies, free Device ones not kept (TX-02)."""
     for c in work.copies:
         if c.kind == "image":
             im = state_images.image(d.states, c.subject)
             e = Extent(c.destination, d.layout.image_bytes)
             d.states = state_images.put(d.states, im._replace(host=e))
-            d.states = state_images.drop_device(d.states, c.subject)
+            if not c.keep:
+                d.states = state_images.drop_device(d.states, c.subject)
             continue
         pool = d.pools[c.pool]
         page = kv.history(pool, c.subject).pages.get(c.block)
@@ -190,9 +189,10 @@ def publish_copies(d: Draft, work: Work) -> None:
             raise IllegalError(f"pool {pool.name}: block {c.block} changed under its copy (TX-09)")
         if page.host != NO_HOST:
             d.free([Extent(page.host, pool.page_bytes)])
-        moved = Page(page.serial, page.epoch, 0, c.destination, page.epoch, c.columns)
+        device = page.device if c.keep else 0
+        moved = Page(page.serial, page.epoch, device, c.destination, page.epoch, c.columns)
         pool = kv.set_pages(pool, c.subject, c.block, [moved])
-        d.pools[c.pool] = kv.free_pages(pool, [page.device])
+        d.pools[c.pool] = pool if c.keep else kv.free_pages(pool, [page.device])
 
 
 def unpin(d: Draft, work: Work) -> None:

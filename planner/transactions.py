@@ -60,7 +60,7 @@ class Fail:
 
 def _stages(target: Target) -> list[tuple[Stage, Phase]]:
     first: Stage = "activation" if isinstance(target.action, Bind | Capture) else "pressure"
-    if target.demote and first == "activation":
+    if (target.demote or target.backup) and first == "activation":
         stages: list[Stage] = ["pressure", "activation"]
     else:
         stages = [first]

@@ -167,7 +167,8 @@ def _transaction(t: Transaction, name: object) -> tuple[object, ...]:
         name("seq", getattr(action, "sequence", 0)), getattr(action, "place", ""),
         tuple((e.owner, name("ck", e.checkpoint)) for e in getattr(action, "retire", ())),
         len(target.release),
-        tuple(_item(i, name) for i in (*target.demote, *target.drop_host)),
+        tuple(_item(i, name) for i in (*target.demote, *target.backup, *target.drop_host)),
+        len(target.demote), len(target.backup),
         tuple(_item(i, name) for i in getattr(action, "pages", ())), getattr(action, "state", None),
         tuple(w.form for w in t.work.pools), t.work.form, name("im", t.work.image),
     )  # fmt: skip

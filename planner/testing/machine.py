@@ -296,12 +296,12 @@ class PlannerMachine(RuleBasedStateMachine):
         action = Pause(q.id, q.owner, self.shadow.identity(q), state, tuple(ranges))
         self.start(data, Target(action))
 
-    @rule(data=st.data(), drop=st.booleans())
-    def move_content(self, data: Any, drop: bool) -> None:
-        """Demote content, or drop redundant Host copies."""
+    @rule(data=st.data(), what=st.sampled_from(["demote", "backup", "drop_host"]))
+    def move_content(self, data: Any, what: str) -> None:
+        """Demote or back up content, or drop redundant Host copies."""
         items = self.placements(data)
         if items:
-            self.start(data, Target(drop_host=items) if drop else Target(demote=items))
+            self.start(data, Target(**{what: items}))  # type: ignore[arg-type]
 
     @precondition(lambda self: self.state.transaction is not None)
     @rule(end=st.sampled_from(["advance", "advance", "advance", "advance", "cancel", "fail"]))

@@ -153,6 +153,7 @@ def targets(world: World, s: PhysicalState, shadow: Shadow) -> Iterator[Target]:
             yield Target(Pause(q.id, q.owner, shadow.identity(q), pages=pages))
             yield Target(Pause(q.id, q.owner, shadow.identity(q), state=False))
     yield from (Target(demote=(item,)) for item in demotions)
+    yield from (Target(backup=(item,)) for item in demotions)
     yield from (Target(drop_host=(item,)) for item in _host_copies(s))
 
 
