@@ -28,10 +28,13 @@ def check(s: PhysicalState) -> PhysicalState:
 
 
 def violations(s: PhysicalState) -> Iterator[Finding]:
-    """(rule, what is wrong) for every finding, in rule-independent but fixed order."""
+    """(rule, what is wrong) for every finding, in a fixed order; a wrong shape stops the search."""
     work = s.transaction.work if s.transaction else Work()
     try:
-        yield from _shape(s)
+        malformed = list(_shape(s))
+        if malformed:
+            yield from malformed
+            return
         for k, pool in enumerate(s.pools):
             yield from _pool_counts(s, k, pool, work)
             yield from _histories(s, k, pool, work)
