@@ -26,7 +26,7 @@ class MediaSpan(NamedTuple):
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Identity:
     """Exact identity of a token prefix (CK-04). Build it with `identity`.
 
@@ -43,6 +43,9 @@ class Identity:
     rope_delta: int
     mode: str
     splits: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"Identity({self.frontier} tokens, {self.digest().hex()[:8]})"
 
     def prefix(self, frontier: int) -> Identity:
         """Identity of the first ``frontier`` tokens; a cut through a media span raises."""

@@ -2,9 +2,9 @@
 
 usage: python scripts/check_rules.py [--verbose]
 
-A test cites a rule by naming it (KV-36, KV-28..30) in a file under tests/. Rules whose whole meaning
-lies in another package stand in ELSEWHERE with the reason; once that package cites them, their
-entry must go. Exit code 1 when a rule is neither cited nor explained.
+A test cites a rule by naming it (KV-36, KV-28..30) in a file under tests/. Rules whose whole
+meaning lies in another package stand in ELSEWHERE with the reason; once that package cites them,
+their entry must go. Exit code 1 when a rule is neither cited nor explained.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ ELSEWHERE = {
     "KV-44": "rope and MRoPE inputs of attention (models)",
     "KV-46": "merging of adjacent transfers in the program; the planner orders whole pages (KV-05)",
     "ST-12": "expert weight copies (models, moe)",
-    "TX-16": "ending real device access on errors (program)",
     "INV-17": "session bindings (catalog, next issue)",
     "INV-18": "publication of output (engine)",
 }

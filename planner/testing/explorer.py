@@ -25,10 +25,18 @@ class CounterexampleError(AssertionError):
     """The shortest operations that break something, with the state before the last one."""
 
     def __init__(self, trace: list[Operation], state: PhysicalState, cause: Exception) -> None:
-        steps = "\n".join(f"{i + 1:3d}. {op}" for i, op in enumerate(trace))
+        steps = "\n".join(f"{i + 1:3d}. {brief(op)}" for i, op in enumerate(trace))
         why = f"{type(cause).__name__}: {cause}"
         super().__init__(f"{why}\n{steps}\nstate before the last step:\n{render(state)}")
         self.trace = trace
+
+
+def brief(op: Operation) -> str:
+    """One line for a trace: a plan by its target and derived forms."""
+    if not isinstance(op, Start):
+        return str(op)
+    plan = op.plan
+    return f"Start(revision {plan.revision}, {plan.form} {plan.kv_forms}, {plan.target})"
 
 
 @dataclass
@@ -46,12 +54,20 @@ class Exploration:
 MUST_SUCCEED = (Start, Advance, Cancel, Fail)
 
 
-def explore(world: World, max_states: int, max_depth: int = 10**6) -> Exploration:
-    """Visit up to ``max_states`` distinct states; CounterexampleError at the first failure."""
-    root = initial(world.layout)
+def explore(
+    world: World,
+    max_states: int,
+    max_depth: int = 10**6,
+    start: tuple[PhysicalState, Shadow] | None = None,
+) -> Exploration:
+    """Visit up to ``max_states`` distinct states; CounterexampleError at the first failure.
+
+    ``start`` is a state with its contents (a `Driver` has both); default the empty state.
+    """
+    root, contents = start or (initial(world.layout), Shadow(len(world.layout.pools)))
     seen = {canonical(root)}
     parents: list[tuple[int, Operation | None]] = [(-1, None)]
-    level: list[tuple[int, PhysicalState, Shadow]] = [(0, root, Shadow(len(root.pools)))]
+    level: list[tuple[int, PhysicalState, Shadow]] = [(0, root, contents)]
     out = Exploration()
     while level and out.depth < max_depth:
         following: list[tuple[int, PhysicalState, Shadow]] = []

@@ -119,20 +119,22 @@ def _retention_moves(world: World, s: PhysicalState, shadow: Shadow) -> Iterator
 
 
 def targets(world: World, s: PhysicalState, shadow: Shadow) -> Iterator[Target]:
-    """Targets of every kind, feasible or not."""
+    """Targets of every kind, feasible or not; pressure beside a bind only for owner 1."""
     P, limit = s.layout.page_tokens, s.layout.max_context
     edges = [Edge(o, cid) for cid, ck in s.checkpoints.items() for o in ck.holders]
     demotions = list(_placements(s))
     for owner in range(1, world.owners + 1):
         root = Bind(owner, _extent(world, s, P))
         yield Target(root)
-        yield from (Target(root, release=(edge,)) for edge in edges)
-        yield from (Target(root, demote=(item,)) for item in demotions)
+        if owner == 1:
+            yield from (Target(root, release=(edge,)) for edge in edges)
+            yield from (Target(root, demote=(item,)) for item in demotions)
         for cid, ck in s.checkpoints.items():
             reach = _extent(world, s, min(ck.frontier + P, limit))
             bind = Bind(owner, reach, ck.identity, cid, lease=owner == 1)
             yield Target(bind)
-            yield from (Target(bind, demote=(item,)) for item in demotions)
+            if owner == 1:
+                yield from (Target(bind, demote=(item,)) for item in demotions)
             if owner in ck.holders:
                 mine = tuple(e for e in edges if e.owner == owner)
                 yield Target(Bind(owner, reach, ck.identity, cid, (Edge(owner, cid),)))

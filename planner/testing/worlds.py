@@ -47,9 +47,7 @@ class World:
 
 
 TINY = World(tiny_layout())
-ATOMIC = World(
-    tiny_layout(pages=5, slots=2, host=5), points=3, owners=3, readers=False, atomic=True
-)
+ATOMIC = World(tiny_layout(pages=5, slots=2, host=5), points=3, readers=False, atomic=True)
 TWO_POOLS = World(
     tiny_layout(pages=4, backend=4, slots=2, host=5), points=2, lag=1, readers=False, atomic=True
 )

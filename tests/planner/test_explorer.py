@@ -2,20 +2,52 @@
 
 import pytest
 
-from planner import retention, transactions, units
+from planner import activation, checkpoint, retention, transactions, units
 from planner.errors import IllegalError
-from planner.testing import ATOMIC, TINY, TWO_POOLS, CounterexampleError, World, explore
+from planner.plans import Copy, ImageRef, PageRange, Target
+from planner.testing import (
+    ATOMIC,
+    TINY,
+    TWO_POOLS,
+    CounterexampleError,
+    Driver,
+    World,
+    explore,
+    tiny_layout,
+)
 from planner.testing.explorer import canonical
 
-SIZES = {"tiny": (TINY, 80_000), "atomic": (ATOMIC, 70_000), "two pools": (TWO_POOLS, 55_000)}
+
+def empty(world: World) -> Driver:
+    return Driver(world.layout)
+
+
+def populated(world: World) -> Driver:
+    """Owner 1 holds a point with an unaligned tail, partly on Host; owner 2 a deeper fork."""
+    d = Driver(world.layout)
+    first = d.cached(1, 3)
+    q = d.bind(2, 4, first)
+    d.write(q.id, 4, 3) if len(d.state.pools) > 1 else d.write(q.id, 4)
+    d.finish(q.id, 2)
+    ck = checkpoint(d.state, first)
+    d.complete(Target(backup=(ImageRef(ck.image), PageRange(0, ck.prefixes[0].history, 0, 1))))
+    return d
+
+
+SIZES = {
+    "tiny": (TINY, empty, 60_000),
+    "atomic": (ATOMIC, populated, 80_000),
+    "two pools": (TWO_POOLS, populated, 65_000),
+}
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_no_counterexample(name: str) -> None:
-    """INV-01..14, INV-16, INV-20, TX-01..18: every operation, failure and cancellation at every
-    stage, in breadth-first order, with contents verified in every distinct state."""
-    world, states = SIZES[name]
-    found = explore(world, states)
+    """INV-01..14, INV-16, INV-20, TX-01..15, TX-17, TX-18: every operation, failure and
+    cancellation at every stage, breadth first, contents verified in every distinct state."""
+    world, prepare, states = SIZES[name]
+    d = prepare(world)
+    found = explore(world, states, start=(d.state, d.shadow))
     assert found.complete or found.states >= states
     every = {
         "Reserve", "Launch", "Commit", "AbortUnit", "EnsureMapped", "Truncate", "Settle",
@@ -25,28 +57,30 @@ def test_no_counterexample(name: str) -> None:
 
 
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The explorer catches a writer that goes on in a shared tail page, and prints how."""
+    """The explorer catches a second writer in one history, and prints how to get there."""
+    small = World(tiny_layout(pages=5, host=0), owners=1, readers=False, atomic=True)
     monkeypatch.setattr("planner.activation._moves", lambda *args: True)
-    with pytest.raises(CounterexampleError) as caught:
-        explore(ATOMIC, 20_000)
+    with pytest.raises(CounterexampleError, match="InvariantError") as caught:
+        explore(small, 20_000)
     text = str(caught.value)
     assert "state before the last step" in text
     assert "1. Start" in text
 
 
 def test_a_planted_content_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device model, not the planner's own bookkeeping, sees a copy that was never ordered."""
-    real = transactions.activation._take_pages
+    """The device model, not the planner's own bookkeeping, sees a copy from a wrong place."""
+    real = activation._take_pages
 
-    def forgets(d: object, k: object, p: object, n: object, copies: list[object], *rest: object):  # type: ignore[no-untyped-def]
-        mine: list[object] = []
-        work = real(d, k, p, n, mine, *rest)  # type: ignore[arg-type]
-        copies += [c for c in mine if c.direction == "h2d"]  # type: ignore[attr-defined]
+    def swapped(d, k, p, n, copies, pinned):  # type: ignore[no-untyped-def]
+        mine: list[Copy] = []
+        work = real(d, k, p, n, mine, pinned)
+        copies += [c._replace(source=c.destination) if c.direction == "d2d" else c for c in mine]
         return work
 
-    monkeypatch.setattr("planner.activation._take_pages", forgets)
+    d = populated(ATOMIC)
+    monkeypatch.setattr("planner.activation._take_pages", swapped)
     with pytest.raises(CounterexampleError, match="ContentError"):
-        explore(ATOMIC, 20_000)
+        explore(ATOMIC, 20_000, start=(d.state, d.shadow))
 
 
 def test_a_failing_plan_is_a_counterexample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +103,6 @@ def test_a_failing_plan_is_a_counterexample(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_canonical_ignores_names_only() -> None:
     """Two routes to one situation share a key; a different frontier does not."""
-    from planner.testing import Driver, tiny_layout
 
     def state(warm: bool, tokens: int) -> int:
         d = Driver(tiny_layout())

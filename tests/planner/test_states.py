@@ -151,7 +151,7 @@ def full_slots(host: int) -> tuple[Driver, int]:
 
 
 def test_backup_split() -> None:
-    """ST-06: no free slot and no Host copy: D2H first, then the slot is handed over."""
+    """ST-06, ST-14: without slot and Host copy: D2H first, then the slot is handed over."""
     d, cid = full_slots(host=4)
     source = checkpoint(d.state, cid).image
     old = state_images.slot_lease(d.state.states, image(d.state.states, source).slot)

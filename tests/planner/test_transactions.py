@@ -428,7 +428,7 @@ def test_pause_snapshot() -> None:
 
 
 def test_cancelled_pause_leaves_the_sequence_running() -> None:
-    """TX-14, TX-21: abort means the source is valid: here the sequence itself."""
+    """TX-14, TX-16, TX-21: abort means the source is valid: here the sequence itself."""
     d = driver()
     q = d.bind(1, 6)
     d.write(q.id, 5)
