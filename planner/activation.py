@@ -257,7 +257,7 @@ def publish_bind(d: Draft, b: Bind, work: Work) -> int:
         *d.sequences,
         Sequence(
             sid, b.owner, work.image, source if work.form == "fork" else 0, histories, tuple(rows),
-            tuple(p.frontier for p in prefixes), position, tuple(reserved), lease,
+            lease, tuple(p.frontier for p in prefixes), position, tuple(reserved),
             permit=True, recovery=b.recovery,
         ),
     )  # fmt: skip

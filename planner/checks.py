@@ -231,10 +231,8 @@ def _sequences(s: PhysicalState) -> Iterator[Finding]:
             yield "INV-07", f"sequence {q.id}: its image is not complete"
         if q.source and image.ready:
             yield "INV-08", f"sequence {q.id}: settled, yet it pins image {q.source}"
-        if q.recovery >= 0 and (q.position > q.recovery or not q.permit):
+        if q.recovery >= 0 and q.position > q.recovery:
             yield "INV-10", f"sequence {q.id}: recovery to {q.recovery} at {q.position} is wrong"
-        if q.unit and not q.permit:
-            yield "INV-09", f"sequence {q.id}: unit {q.unit} runs without a permit"
         if q.unit and s.transaction and q.id in s.transaction.frozen:
             yield "INV-09", f"sequence {q.id}: unit {q.unit} runs inside a transaction"
         if q.id >= s.next_id or q.unit >= s.next_id:

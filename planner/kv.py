@@ -322,17 +322,18 @@ def settle(pool: Pool, hid: int) -> tuple[Pool, list[Extent]]:
         h = history(pool, hid)
         if h.sequence or h.pins:
             break
-        blocks = ceil_div(protected_tokens(pool, h), pool.page_tokens)
-        pool, ids, extents = cut(pool, hid, blocks)
-        pool = free_pages(pool, ids)
-        freed += extents
-        if blocks:
-            break
-        pool = pool._replace(histories=pool.histories.delete(hid))
+        if h.refs or h.children:
+            blocks = ceil_div(protected_tokens(pool, h), pool.page_tokens)
+            pool, ids, extents = cut(pool, hid, blocks)
+            return free_pages(pool, ids), freed + extents
+        gone = h.pages.slice(h.base, h.blocks)
+        freed += [Extent(p.host, pool.page_bytes) for p in gone if p.host != NO_HOST]
+        histories = pool.histories.delete(hid)
         if h.parent:
             p = history(pool, h.parent)
-            children = tuple(c for c in p.children if c != (h.base, hid))
-            pool = _put(pool, p._replace(children=children))
+            children = tuple([c for c in p.children if c != (h.base, hid)])
+            histories = histories.set(p.id, p._replace(children=children))
+        pool = free_pages(pool, [p.device for p in gone if p.device])._replace(histories=histories)
         hid = h.parent
     return pool, freed
 

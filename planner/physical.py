@@ -32,8 +32,10 @@ class Sequence(NamedTuple):
     committed tokens per pool, ``position`` the tokens its state stands for; the store derives no
     relation between them (KV-03). ``reserved`` pages per pool are withdrawn for it and not yet
     materialised; ``lease`` is the membership it may always reach (gp; zeros under inc).
+    ``permit`` says that it holds unit reservation which settlement gives back.
     ``unit`` is the unit in flight (0: none) which writes up to ``provisional``. ``recovery`` is the
     frontier a recovery permit has to pass (-1: none).
+    The hot path in `planner.units` rebuilds records by position: keep the order of fields.
     """
 
     id: int
@@ -42,10 +44,10 @@ class Sequence(NamedTuple):
     source: int
     histories: tuple[int, ...]
     rows: tuple[int, ...]
+    lease: tuple[int, ...]
     frontiers: tuple[int, ...]
     position: int
     reserved: tuple[int, ...]
-    lease: tuple[int, ...]
     permit: bool = False
     unit: int = 0
     provisional: tuple[int, ...] = ()
@@ -80,8 +82,7 @@ class Result:
     bytes_moved: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PhysicalState:
+class PhysicalState(NamedTuple):
     """All stores, the one transaction slot and the resource revision.
 
     ``result`` is the end state of the last ended transaction. ``next_id`` numbers sequences,
@@ -282,6 +283,8 @@ def is_complete(s: PhysicalState | Draft, cid: int) -> bool:
         return False
     for pool, p in zip(s.pools, ck.prefixes, strict=True):
         pages = kv.prefix_pages(pool, p.history, ceil_div(p.frontier, pool.page_tokens))
+        if all(page.device for page in pages):
+            continue
         for b, page in enumerate(pages):
             columns = min(pool.page_tokens, p.frontier - b * pool.page_tokens)
             if not page.device and not kv.host_covers(page, columns):

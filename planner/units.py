@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner import kv, state_images
-from planner.capacity import ceil_div
 from planner.errors import BusyError, HandleError, IllegalError, ShortageError
 from planner.kv import Pool
 from planner.physical import Draft, PhysicalState, Sequence
@@ -87,50 +86,70 @@ class Settle:
     sequences: tuple[int, ...]
 
 
+def _index(s: PhysicalState, sid: int, guess: int = 0) -> int:
+    """Place of a sequence that no transaction has frozen; batches are mostly in order."""
+    sequences = s.sequences
+    if guess >= len(sequences) or sequences[guess].id != sid:
+        for guess in range(len(sequences)):
+            if sequences[guess].id == sid:
+                break
+        else:
+            raise HandleError(f"sequence {sid} is not active; it ended or was paused")
+    if s.transaction is not None and sid in s.transaction.frozen:
+        raise BusyError(
+            f"sequence {sid} is frozen by transaction {s.transaction.id}; wait for its end"
+        )
+    return guess
+
+
 def _lookup(s: PhysicalState, sid: int) -> tuple[int, Sequence]:
-    """Index and record of a sequence that no transaction has frozen."""
-    for i, q in enumerate(s.sequences):
-        if q.id == sid:
-            if s.transaction is not None and sid in s.transaction.frozen:
-                raise BusyError(
-                    f"sequence {sid} is frozen by transaction {s.transaction.id}; wait for its end"
-                )
-            return i, q
-    raise HandleError(f"sequence {sid} is not active; it ended or was paused")
+    i = _index(s, sid)
+    return i, s.sequences[i]
 
 
-def _blocks(pool: Pool, q: Sequence, i: int) -> int:
-    h = pool.histories.get(q.histories[i])
+def _with(s: PhysicalState, sequences: list[Sequence], new_ids: int = 0) -> PhysicalState:
+    """The state with other sequence records: what most decode steps change."""
+    return PhysicalState(
+        s.layout, s.pools, s.states, s.arena, s.checkpoints, tuple(sequences), s.transaction,
+        s.result, s.revision, s.next_id + new_ids,
+    )  # fmt: skip
+
+
+def _blocks(pool: Pool, q: Sequence, k: int) -> int:
+    h = pool.histories.get(q.histories[k])
     assert h is not None
     return h.blocks
 
 
 def reserve(s: PhysicalState, op: Reserve) -> PhysicalState:
-    """Withdraw what each row's unit may need and mark its permit; all rows or none."""
-    page_tokens = s.layout.page_tokens
-    sequences = list(s.sequences)
-    wanted = [0] * len(s.pools)
+    """Withdraw what each row's unit may still need, for all rows or none; often nothing."""
+    page_tokens, pools = s.layout.page_tokens, s.pools
+    sequences = s.sequences
+    wanted = [0] * len(pools)
     for sid, tokens in op.rows:
-        i, _ = _lookup(s, sid)
+        i = _index(s, sid)
         q = sequences[i]
-        grown = None
+        old = reserved = q.reserved
+        if len(tokens) != len(pools):
+            raise IllegalError(f"sequence {sid}: {len(tokens)} token counts, {len(pools)} pools")
         for k, n in enumerate(tokens):
-            blocks = ceil_div(n, page_tokens)
-            more = blocks - _blocks(s.pools[k], q, k) - q.reserved[k]
-            if more <= 0:
-                continue
-            if blocks > s.layout.logical_pages:
-                raise IllegalError(
-                    f"sequence {sid}: {n} tokens exceed max_context {s.layout.max_context}"
-                )
-            wanted[k] += more
-            grown = grown or list(q.reserved)
-            grown[k] += more
-        if grown or not q.permit:
-            sequences[i] = q._replace(permit=True, reserved=tuple(grown) if grown else q.reserved)
+            blocks = (n + page_tokens - 1) // page_tokens
+            more = blocks - _blocks(pools[k], q, k) - reserved[k]
+            if more > 0:
+                if blocks > s.layout.logical_pages:
+                    raise IllegalError(
+                        f"sequence {sid}: {n} tokens exceed max_context {s.layout.max_context}"
+                    )
+                wanted[k] += more
+                reserved = (*reserved[:k], reserved[k] + more, *reserved[k + 1 :])
+        if reserved is not old:
+            q = Sequence._make((*q[:9], reserved, True, *q[11:]))
+            sequences = (*sequences[:i], q, *sequences[i + 1 :])
+    if sequences is s.sequences:
+        return s
     gaps = tuple(
         (p.name, n - kv.available(p))
-        for p, n in zip(s.pools, wanted, strict=True)
+        for p, n in zip(pools, wanted, strict=True)
         if n > kv.available(p)
     )
     if gaps:
@@ -138,10 +157,9 @@ def reserve(s: PhysicalState, op: Reserve) -> PhysicalState:
             f"units of {len(op.rows)} row(s) lack pages: {gaps}; reclaim or pause", gaps
         )
     d = Draft(s)
-    d.sequences = tuple(sequences)
-    if any(wanted):
-        d.pools = [kv.reserve(p, n) for p, n in zip(s.pools, wanted, strict=True)]
-        d.revision += 1
+    d.sequences = sequences
+    d.pools = [kv.reserve(p, n) for p, n in zip(pools, wanted, strict=True)]
+    d.revision += 1
     return d.freeze()
 
 
@@ -149,7 +167,7 @@ def _map(d: Draft, q: Sequence, tokens: tuple[int, ...]) -> Sequence:
     page_tokens = d.layout.page_tokens
     for k, n in enumerate(tokens):
         pool = d.pools[k]
-        more = ceil_div(n, page_tokens) - _blocks(pool, q, k)
+        more = (n + page_tokens - 1) // page_tokens - _blocks(pool, q, k)
         if more <= 0:
             continue
         if more > q.reserved[k]:
@@ -178,80 +196,78 @@ def ensure_mapped(s: PhysicalState, op: EnsureMapped) -> PhysicalState:
 
 
 def launch(s: PhysicalState, op: Launch) -> PhysicalState:
-    """Start a unit: every row needs a permit that covers what it writes (INV-09)."""
-    d = Draft(s)
-    unit = d.new_id()
+    """Start a unit: every row must hold all pages that it writes, its permit (INV-09)."""
+    d: Draft | None = None
+    page_tokens = s.layout.page_tokens
     sequences = list(s.sequences)
-    for sid, tokens in op.rows:
-        i, _ = _lookup(s, sid)
+    for guess, (sid, tokens) in enumerate(op.rows):
+        i = _index(s, sid, guess)
         q = sequences[i]
-        if q.unit or not q.permit:
-            why = f"unit {q.unit} is in flight" if q.unit else "it holds no permit; reserve first"
-            raise BusyError(f"sequence {sid} cannot launch: {why}")
+        if q.unit:
+            raise BusyError(f"sequence {sid} cannot launch: unit {q.unit} is in flight")
         if q.source and s.transaction is not None:
             raise BusyError(
                 f"sequence {sid} settles a fork with its first unit; transaction "
                 f"{s.transaction.id} is open (ST-07)"
             )
-        q = _map(d, q, tokens)
-        sequences[i] = q._replace(unit=unit, provisional=tuple(map(max, tokens, q.frontiers)))
+        if len(tokens) != len(q.frontiers):
+            raise IllegalError(f"sequence {sid}: {len(tokens)} token counts, not one per pool")
+        for k, n in enumerate(tokens):
+            if n > _blocks(s.pools[k], q, k) * page_tokens:
+                d = d or Draft(s)
+                q = _map(d, q, tokens)
+                break
+        provisional = tuple(map(max, tokens, q.frontiers))
+        sequences[i] = Sequence._make((*q[:11], s.next_id, provisional, q.recovery))
     if not op.rows:
         raise IllegalError("a unit without rows")
+    if d is None:
+        return _with(s, sequences, 1)
+    d.next_id += 1
     d.sequences = tuple(sequences)
     return d.freeze()
+
+
+def _committed(q: Sequence, frontiers: tuple[int, ...], position: int) -> Sequence:
+    """The row after its unit, or IllegalError."""
+    for before, new, limit in zip(q.frontiers, frontiers, q.provisional, strict=True):
+        if not before <= new <= limit:
+            raise IllegalError(f"sequence {q.id}: frontier {new} is outside {before}..{limit}")
+    if position < q.position:
+        raise IllegalError(f"sequence {q.id}: a state never goes back ({position} < {q.position})")
+    source = 0 if position > q.position else q.source
+    recovery = -1 if position > q.recovery else q.recovery
+    return Sequence._make((*q[:3], source, *q[4:7], frontiers, position, *q[9:11], 0, (), recovery))
 
 
 def commit(s: PhysicalState, op: Commit) -> PhysicalState:
     """Move the frontiers of every row of a unit; a cancelled row repeats its old numbers."""
+    d = Draft(s)
     sequences = list(s.sequences)
-    members = sum(q.unit == op.unit for q in sequences)
+    members = sum([q.unit == op.unit for q in sequences])
     if not members or members != len(op.rows):
         raise HandleError(f"unit {op.unit} has {members} rows, the commit names {len(op.rows)}")
-    forks: list[int] = []
-    for sid, frontiers, position in op.rows:
-        i, _ = _lookup(s, sid)
-        q = sequences[i]
-        if q.unit != op.unit:
-            raise HandleError(f"sequence {sid} is in unit {q.unit}, not {op.unit}")
-        for before, new, limit in zip(q.frontiers, frontiers, q.provisional, strict=True):
-            if not before <= new <= limit:
-                raise IllegalError(f"sequence {sid}: frontier {new} is outside {before}..{limit}")
-        if position < q.position:
-            raise IllegalError(
-                f"sequence {sid}: a state never goes back ({position} < {q.position})"
-            )
-        source = q.source
-        if source and position > q.position:
-            forks.append(i)
-            source = 0
-        sequences[i] = Sequence(
-            q.id, q.owner, q.image, source, q.histories, q.rows, frontiers, position,
-            q.reserved, q.lease, q.permit, 0, (), -1 if position > q.recovery else q.recovery,
-        )  # fmt: skip
-    if not forks and not op.settle:
-        return _with_sequences(s, sequences)
-    d = Draft(s)
-    for i in forks:
-        old = s.sequences[i]
-        im = state_images.image(d.states, old.image)
-        d.states = state_images.put(d.states, im._replace(ready=True))
-        d.states = state_images.pin(d.states, old.source, -1)
-        d.states, extents = state_images.settle(d.states, old.source)
-        d.free(extents)
-    if forks:
-        d.revision += 1
-    if op.settle:
-        for sid, _, _ in op.rows:
-            i, _ = _lookup(s, sid)
-            sequences[i] = _settle(d, sequences[i])
+    for guess, (sid, frontiers, position) in enumerate(op.rows):
+        i = _index(s, sid, guess)
+        before = sequences[i]
+        if before.unit != op.unit:
+            raise HandleError(f"sequence {sid} is in unit {before.unit}, not {op.unit}")
+        q = _committed(before, frontiers, position)
+        if before.source and not q.source:
+            _settle_fork(d, before)
+        sequences[i] = _settle(d, q) if op.settle else q
     d.sequences = tuple(sequences)
     return d.freeze()
 
 
-def _with_sequences(s: PhysicalState, sequences: list[Sequence]) -> PhysicalState:
-    d = Draft(s)
-    d.sequences = tuple(sequences)
-    return d.freeze()
+def _settle_fork(d: Draft, q: Sequence) -> None:
+    """The first state write: the destination is content now, the source is let go (ST-07)."""
+    im = state_images.image(d.states, q.image)
+    d.states = state_images.put(d.states, im._replace(ready=True))
+    d.states = state_images.pin(d.states, q.source, -1)
+    d.states, extents = state_images.settle(d.states, q.source)
+    d.free(extents)
+    d.revision = d.start.revision + 1
 
 
 def abort_unit(s: PhysicalState, op: AbortUnit) -> PhysicalState:
@@ -259,7 +275,7 @@ def abort_unit(s: PhysicalState, op: AbortUnit) -> PhysicalState:
     members = [q for q in s.sequences if q.unit == op.unit]
     if not members or not op.unit:
         raise HandleError(f"unit {op.unit} is not in flight")
-    return _with_sequences(
+    return _with(
         s, [q._replace(unit=0, provisional=()) if q.unit == op.unit else q for q in s.sequences]
     )
 
@@ -267,8 +283,7 @@ def abort_unit(s: PhysicalState, op: AbortUnit) -> PhysicalState:
 def _truncate(d: Draft, q: Sequence, tokens: tuple[int, ...]) -> Sequence:
     page_tokens = d.layout.page_tokens
     for k, pool in enumerate(d.pools):
-        end = max(q.frontiers[k], tokens[k]) if tokens else q.frontiers[k]
-        blocks = ceil_div(end, page_tokens)
+        blocks = (max(q.frontiers[k], tokens[k]) + page_tokens - 1) // page_tokens
         if _blocks(pool, q, k) <= blocks:
             continue
         pool, ids, extents = kv.cut(pool, q.histories[k], blocks)
@@ -290,19 +305,20 @@ def truncate(s: PhysicalState, op: Truncate) -> PhysicalState:
 
 
 def _settle(d: Draft, q: Sequence) -> Sequence:
+    """Trim to the committed frontier and give the unit's reservation back."""
     if q.recovery >= 0:
         return q
-    q = _truncate(d, q, ())
+    q = _truncate(d, q, q.frontiers)
+    if not q.permit:
+        return q
     kept: list[int] = []
     for k, have in enumerate(q.reserved):
-        keep = 0
-        if have:
-            keep = min(have, max(0, q.lease[k] - _blocks(d.pools[k], q, k)))
-            if keep < have:
-                d.pools[k] = kv.unreserve(d.pools[k], have - keep)
-                d.revision = d.start.revision + 1
+        keep = min(have, max(0, q.lease[k] - _blocks(d.pools[k], q, k)))
+        if keep < have:
+            d.pools[k] = kv.unreserve(d.pools[k], have - keep)
+            d.revision = d.start.revision + 1
         kept.append(keep)
-    return q._replace(permit=False, reserved=tuple(kept))
+    return Sequence._make((*q[:9], tuple(kept), False, *q[11:]))
 
 
 def settle(s: PhysicalState, op: Settle) -> PhysicalState:

@@ -91,12 +91,10 @@ def _unit_moves(world: World, s: PhysicalState, q: Sequence) -> Iterator[Operati
         return
     reach = min(q.frontiers[0] + P, limit)
     if reach > q.frontiers[0]:
-        if not q.permit:
-            yield Reserve((RowTokens(q.id, _extent(world, s, reach)),))
-        else:
-            yield Launch((RowTokens(q.id, _extent(world, s, q.frontiers[0] + 1)),))
-            yield Launch((RowTokens(q.id, _extent(world, s, reach)),))
-            yield EnsureMapped(RowTokens(q.id, _extent(world, s, reach)))
+        yield Reserve((RowTokens(q.id, _extent(world, s, reach)),))
+        yield Launch((RowTokens(q.id, _extent(world, s, q.frontiers[0] + 1)),))
+        yield Launch((RowTokens(q.id, _extent(world, s, reach)),))
+        yield EnsureMapped(RowTokens(q.id, _extent(world, s, reach)))
     if q.permit:
         yield Truncate(RowTokens(q.id, q.frontiers))
         yield Settle((q.id,))

@@ -136,7 +136,7 @@ def test_incomplete_replicas_are_no_source() -> None:
     half = d.state.states._replace(
         images=d.state.states.images.set(ck.image, image._replace(ready=False))
     )
-    broken = dataclasses.replace(d.state, states=half)
+    broken = d.state._replace(states=half)
     assert not is_complete(broken, cid)
     with pytest.raises(IllegalError, match="CK-12"):
         assess(broken, Target(Bind(1, (6,), ck.identity, cid)))

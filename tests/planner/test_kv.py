@@ -381,11 +381,12 @@ def test_launch_needs_a_permit() -> None:
     d = big()
     q = d.bind(1, 64)
     d.write(q.id, 10)
-    with pytest.raises(BusyError, match="permit"):
-        apply(d.state, Launch((RowTokens(q.id, (11,)),)))
-    d.run(Reserve((RowTokens(q.id, (11,)),)))
-    with pytest.raises(IllegalError, match="entitled"):
+    assert apply(d.state, Reserve((RowTokens(q.id, (64,)),))) is d.state  # the tail has room
+    with pytest.raises(IllegalError, match="entitled to 0"):
         apply(d.state, Launch((RowTokens(q.id, (65,)),)))
+    d.run(Reserve((RowTokens(q.id, (65,)),)))
+    d.run(Launch((RowTokens(q.id, (65,)),)))
+    assert counts(main(d)) == (2, 0, 38)
 
 
 def test_commit_is_whole_and_bounded() -> None:
