@@ -245,6 +245,9 @@ def _sequences(s: PhysicalState) -> Iterator[Finding]:
                 yield "INV-09", f"sequence {q.id}: provisional tokens without a unit"
             if q.reserved[k] < 0 or blocks + q.reserved[k] < q.lease[k]:
                 yield "INV-11", f"sequence {q.id}: entitlement {q.lease[k]} of {pool.name} was lent"
+            needed = ceil_div(q.frontiers[k], pool.page_tokens)
+            if not (q.permit or any(q.lease)) and blocks != needed:
+                yield "INV-11", f"sequence {q.id}: {blocks} blocks of {pool.name} without a permit"
             if not q.permit and q.reserved[k] > max(0, q.lease[k] - blocks):
                 yield "INV-11", f"sequence {q.id}: {q.reserved[k]} pages kept after settlement"
 

@@ -134,6 +134,8 @@ def reserve(s: PhysicalState, op: Reserve) -> PhysicalState:
             raise IllegalError(f"sequence {sid}: {len(tokens)} token counts, {len(pools)} pools")
         for k, n in enumerate(tokens):
             blocks = (n + page_tokens - 1) // page_tokens
+            if blocks <= (q.frontiers[k] + page_tokens - 1) // page_tokens:
+                continue  # pages up to the frontier are always mapped (INV-14)
             more = blocks - _blocks(pools[k], q, k) - reserved[k]
             if more > 0:
                 if blocks > s.layout.logical_pages:
@@ -212,10 +214,10 @@ def launch(s: PhysicalState, op: Launch) -> PhysicalState:
             )
         if len(tokens) != len(q.frontiers):
             raise IllegalError(f"sequence {sid}: {len(tokens)} token counts, not one per pool")
-        for k, n in enumerate(tokens):
-            if n > _blocks(s.pools[k], q, k) * page_tokens:
+        for n, f in zip(tokens, q.frontiers, strict=True):
+            if n > f and (f % page_tokens == 0 or n > f - f % page_tokens + page_tokens):
                 d = d or Draft(s)
-                q = _map(d, q, tokens)
+                q = _map(d, q, tokens)  # beyond the tail page
                 break
         provisional = tuple(map(max, tokens, q.frontiers))
         sequences[i] = Sequence._make((*q[:11], s.next_id, provisional, q.recovery))
@@ -306,8 +308,8 @@ def truncate(s: PhysicalState, op: Truncate) -> PhysicalState:
 
 def _settle(d: Draft, q: Sequence) -> Sequence:
     """Trim to the committed frontier and give the unit's reservation back."""
-    if q.recovery >= 0:
-        return q
+    if q.recovery >= 0 or not (q.permit or any(q.lease)):
+        return q  # without reservation nothing is mapped beyond the frontier (INV-11)
     q = _truncate(d, q, q.frontiers)
     if not q.permit:
         return q

@@ -95,7 +95,7 @@ def populated(pages: int) -> tuple[PhysicalState, list[Edge]]:
         262_144, 8, P, (PoolLayout("main", pages, 4_194_304),), 96, 150_000_000, 64 << 30
     )
     rng = np.random.default_rng(7)
-    prompts = [identity(rng.integers(0, 1 << 17, 40_000)) for _ in range(8)]
+    prompts = [identity(rng.integers(0, 1 << 17, 40_000, dtype=np.int32)) for _ in range(8)]
     s = initial(layout)
     edges: list[Edge] = []
     for n in range(64):
