@@ -17,6 +17,7 @@ Operation = (
     | units.AbortUnit
     | units.Truncate
     | units.Settle
+    | units.Entitle
     | retention.Finish
     | retention.Discard
     | retention.Release
@@ -37,6 +38,7 @@ _TRANSITIONS: Final[dict[type, Callable[[PhysicalState, Any], PhysicalState]]] =
     units.AbortUnit: units.abort_unit,
     units.Truncate: units.truncate,
     units.Settle: units.settle,
+    units.Entitle: units.entitle,
     retention.Finish: retention.finish,
     retention.Discard: retention.discard,
     retention.Release: retention.release,

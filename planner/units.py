@@ -86,6 +86,13 @@ class Settle:
     sequences: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Entitle:
+    """Set the lease of a sequence: the explicit growth or shrink of a guarantee (GP-02, GP-03)."""
+
+    row: RowTokens
+
+
 def _index(s: PhysicalState, sid: int, guess: int = 0) -> int:
     """Place of a sequence that no transaction has frozen; batches are mostly in order."""
     sequences = s.sequences
@@ -321,6 +328,28 @@ def _settle(d: Draft, q: Sequence) -> Sequence:
             d.revision = d.start.revision + 1
         kept.append(keep)
     return Sequence._make((*q[:9], tuple(kept), False, *q[11:]))
+
+
+def entitle(s: PhysicalState, op: Entitle) -> PhysicalState:
+    """Reserve up to the new lease, or return what it no longer covers; mapped pages stay."""
+    i, q = _lookup(s, op.row.sequence)
+    if q.unit:
+        raise BusyError(f"sequence {q.id}: unit {q.unit} is in flight; commit or abort it first")
+    d = Draft(s)
+    lease = tuple(-(-n // s.layout.page_tokens) for n in op.row.tokens)
+    if len(lease) != len(s.pools) or max(lease) > s.layout.logical_pages:
+        raise IllegalError(f"sequence {q.id}: a lease of {op.row.tokens} tokens is not possible")
+    wants = [
+        max(0, n - _blocks(p, q, k) - q.reserved[k])
+        for k, (p, n) in enumerate(zip(s.pools, lease, strict=True))
+    ]
+    d.pools = [kv.reserve(p, n) for p, n in zip(s.pools, wants, strict=True)]
+    reserved = tuple(a + b for a, b in zip(q.reserved, wants, strict=True))
+    q = _settle(d, q._replace(lease=lease, reserved=reserved, permit=True))
+    if q.reserved != s.sequences[i].reserved:
+        d.revision = s.revision + 1
+    d.put_sequence(q)
+    return d.freeze()
 
 
 def settle(s: PhysicalState, op: Settle) -> PhysicalState:

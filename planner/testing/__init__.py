@@ -1,6 +1,6 @@
 """Test kit: a device model that remembers contents, moves, an explorer, strategies."""
 
-from planner.testing.drive import Driver
+from planner.testing.drive import Driver, populated
 from planner.testing.explorer import CounterexampleError, Exploration, explore
 from planner.testing.machine import PlannerMachine, rehearse
 from planner.testing.moves import moves, targets
@@ -23,6 +23,7 @@ __all__ = [
     "assessed",
     "explore",
     "moves",
+    "populated",
     "rehearse",
     "states",
     "targets",

@@ -8,11 +8,26 @@ from planner.checks import check
 from planner.errors import PlannerError
 from planner.operations import Operation, apply
 from planner.physical import PhysicalState, Sequence, initial, sequence
-from planner.plans import Bind, Edge, Infeasible, Plan, Target
+from planner.plans import Bind, Edge, ImageRef, Infeasible, PageRange, Plan, Target
 from planner.retention import Finish
 from planner.testing.shadow import Shadow
+from planner.testing.worlds import World
 from planner.transactions import Advance, Start, assess
 from planner.units import Commit, Launch, Reserve, RowCommit, RowTokens
+
+
+def populated(world: World) -> Driver:
+    """A start for searches: owner 1 holds a point with an unaligned tail and Host copies, owner 2 a
+    deeper fork of it."""
+    d = Driver(world.layout)
+    first = d.cached(1, 3)
+    q = d.bind(2, 4, first)
+    d.write(q.id, *([4, 3] if world.lag and len(d.state.pools) > 1 else [4]))
+    d.finish(q.id, 2)
+    ck = d.state.checkpoints.values()[0]
+    pages = PageRange(0, ck.prefixes[0].history, 0, 1)
+    d.complete(Target(backup=(ImageRef(ck.image), pages)))
+    return d
 
 
 class Driver:

@@ -27,6 +27,7 @@ from planner.units import (
     AbortUnit,
     Commit,
     EnsureMapped,
+    Entitle,
     Launch,
     Reserve,
     RowCommit,
@@ -38,6 +39,8 @@ from planner.units import (
 ROOMY = World(
     tiny_layout(pages=9, blocks=5, rows=3, slots=5, host=16, image=3, backend=9), owners=3, lag=1
 )
+
+SMALL_STEPS = ["map", "truncate", "settle", "reserve", "launch", "entitle"]
 
 
 def rehearse(state: PhysicalState, plan: Plan) -> None:
@@ -184,7 +187,7 @@ class PlannerMachine(RuleBasedStateMachine):
         self.run(Commit(unit, tuple(rows), settle=data.draw(st.booleans())), certain=True)
 
     @precondition(lambda self: self.state.sequences)
-    @rule(data=st.data(), what=st.sampled_from(["map", "truncate", "settle", "reserve", "launch"]))
+    @rule(data=st.data(), what=st.sampled_from(SMALL_STEPS))
     def small_step(self, data: Any, what: str) -> None:
         """One unit operation alone, at any time."""
         q = self.pick(data, list(self.state.sequences))
@@ -195,6 +198,7 @@ class PlannerMachine(RuleBasedStateMachine):
             "settle": Settle((q.id,)),
             "reserve": Reserve((row,)),
             "launch": Launch((row,)),
+            "entitle": Entitle(row),
         }
         self.run(ops[what])
 

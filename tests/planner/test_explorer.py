@@ -2,9 +2,9 @@
 
 import pytest
 
-from planner import activation, checkpoint, retention, transactions, units
+from planner import activation, retention, transactions, units
 from planner.errors import IllegalError
-from planner.plans import Copy, ImageRef, PageRange, Target
+from planner.plans import Copy
 from planner.testing import (
     ATOMIC,
     TINY,
@@ -20,18 +20,6 @@ from planner.testing.explorer import canonical
 
 def empty(world: World) -> Driver:
     return Driver(world.layout)
-
-
-def populated(world: World) -> Driver:
-    """Owner 1 holds a point with an unaligned tail, partly on Host; owner 2 a deeper fork."""
-    d = Driver(world.layout)
-    first = d.cached(1, 3)
-    q = d.bind(2, 4, first)
-    d.write(q.id, 4, 3) if len(d.state.pools) > 1 else d.write(q.id, 4)
-    d.finish(q.id, 2)
-    ck = checkpoint(d.state, first)
-    d.complete(Target(backup=(ImageRef(ck.image), PageRange(0, ck.prefixes[0].history, 0, 1))))
-    return d
 
 
 SIZES = {

@@ -16,6 +16,7 @@ from planner.units import (
     AbortUnit,
     Commit,
     EnsureMapped,
+    Entitle,
     Launch,
     Reserve,
     RowCommit,
@@ -113,6 +114,23 @@ def test_x06_under_a_lease() -> None:
     assert counts(main(d)) == (1, 2, 5)
     d.finish(q.id, 1)
     assert counts(main(d)) == (1, 0, 7)
+
+
+def test_entitlement_changes_only_explicitly() -> None:
+    """INV-11, GP-02, GP-03: a lease grows while there is room, shrinks on request, keeps pages."""
+    d = big(pages=8, blocks=8)
+    q = d.bind(1, 128, lease=True)
+    d.write(q.id, 70)
+    d.run(Entitle(RowTokens(q.id, (320,))))
+    assert counts(main(d)) == (2, 3, 3)
+    other = d.bind(2, 190)
+    with pytest.raises(ShortageError):
+        apply(d.state, Entitle(RowTokens(other.id, (512,))))
+    d.run(Entitle(RowTokens(q.id, (64,))))
+    assert counts(main(d))[:1] == (2,)
+    assert sequence(d.state, q.id).reserved == (0,)
+    with pytest.raises(IllegalError, match="not possible"):
+        apply(d.state, Entitle(RowTokens(q.id, (64 * 9,))))
 
 
 def test_x07_ensure_mapped() -> None:
