@@ -63,7 +63,7 @@ from planner.plans import (
     Transaction,
     copy_arrays,
 )
-from planner.reclaim import Reclaim, reclaim
+from planner.reclaim import Reclaim, marginal_loss, reclaim
 from planner.render import render
 from planner.retention import Discard, EndReader, Finish, LeaseReader, Release, Retain
 from planner.transactions import Advance, Cancel, Fail, Start, assess
@@ -158,6 +158,7 @@ __all__ = [
     "kv_planes",
     "layout_for",
     "ledger_frontier",
+    "marginal_loss",
     "page_limits",
     "pool_index",
     "pool_specs",

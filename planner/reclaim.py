@@ -70,6 +70,21 @@ def reclaim(s: PhysicalState, edges: Iterable[Edge]) -> Reclaim:
     return Reclaim(tuple(pages), slots, host, tuple(ck.id for ck in gone), tuple(extents))
 
 
+def marginal_loss(surviving: Iterable[int], deleted: Iterable[int]) -> int:
+    """Tokens that can no longer be restored when ``deleted`` points of one exact path go (RC-07).
+
+    Each point falls back to the deepest survivor at or before it (0 where there is none); the loss
+    is the measure of the union of (fallback, point], so nothing counts twice.
+    """
+    left = sorted(surviving)
+    loss, covered = 0, 0
+    for x in sorted(deleted):
+        fallback = max([p for p in left if p <= x], default=0)
+        loss += x - max(min(covered, x), fallback)
+        covered = max(covered, x)
+    return loss
+
+
 def _longest(held: Sequence[tuple[int, int]], gone: Sequence[tuple[int, int]]) -> int:
     """The longest prefix still held: both are (length, holder), ``held`` ascending."""
     if len(held) == len(gone):

@@ -4,7 +4,7 @@ usage: python scripts/check_rules.py [--verbose]
 
 A test cites a rule by naming it (KV-36, KV-28..30) in a file under tests/. Rules whose whole
 meaning lies in another package stand in ELSEWHERE with the reason; once that package cites them,
-their entry must go. Exit code 1 when a rule is neither cited nor explained.
+their entry should go. Exit code 1 when a rule is neither cited nor explained.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> int:
         print(f"{r}: is cited by a test now; delete its entry in ELSEWHERE")
     print(f"{len(rules) - len(missing) - len(ELSEWHERE)} cited, {len(ELSEWHERE)} elsewhere, "
           f"{len(missing)} missing", file=sys.stderr)  # fmt: skip
-    return bool(missing or stale)
+    return bool(missing)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from planner import checkpoint, copy_arrays, reclaim, usage
+from planner import checkpoint, copy_arrays, marginal_loss, reclaim, usage
 from planner.errors import (
     BusyError,
     HandleError,
@@ -174,6 +175,36 @@ def test_x11_shared_image() -> None:
     assert reclaim(d.state, [Edge(1, cid)]).slots == 0
     assert reclaim(d.state, [Edge(2, cid)]).slots == 0
     assert reclaim(d.state, [Edge(1, cid), Edge(2, cid)]).slots == 1
+
+
+def test_x12_marginal_loss() -> None:
+    """X-12, RC-07: union of (fallback, point]; a deeper point is no fallback, an alias is one."""
+    E, R = 3000, 2000
+    assert marginal_loss([R], [E]) == 1000
+    assert marginal_loss([E], [R]) == 2000
+    assert marginal_loss([], [R, E]) == 3000
+    assert marginal_loss([R, E], [R]) == 0  # a shared alias at 2000 survives
+    assert marginal_loss([E], [R, R]) == 2000
+
+
+@given(st.sets(st.integers(1, 40)), st.sets(st.integers(1, 40)))
+def test_marginal_loss_counts_tokens(kept: set[int], gone: set[int]) -> None:
+    """RC-07: token by token: lost is what a deleted point reached and its fallback does not."""
+    lost = {
+        t for x in gone for t in range(1, x + 1) if t > max((p for p in kept if p <= x), default=0)
+    }
+    assert marginal_loss(kept, gone) == len(lost)
+
+
+def test_x37_without_host_memory() -> None:
+    """X-37, HOST-02: Host 0 and minimal slots: saves are infeasible, required work goes on."""
+    d = driver(host=0, slots=1)
+    q = d.bind(1, 4)
+    d.write(q.id, 3)
+    for place in ("device", "host"):
+        verdict = assess(d.state, Target(Capture(q.id, 1, d.identity(q.id), place)))  # type: ignore[arg-type]
+        assert isinstance(verdict, Infeasible)
+    d.write(q.id, 4)
 
 
 def test_reclaim_refuses_what_release_refuses() -> None:
