@@ -338,6 +338,11 @@ def settle(pool: Pool, hid: int) -> tuple[Pool, list[Extent]]:
     return pool, freed
 
 
+def lease_row(pool: Pool, row: int, sid: int) -> Pool:
+    """Give a row of the block-table matrix to a sequence, or free it (0). It owns nothing."""
+    return pool._replace(rows=(*pool.rows[:row], sid, *pool.rows[row + 1 :]))
+
+
 def pin(pool: Pool, hid: int, delta: int) -> Pool:
     """Add (+1) or remove (-1) a transaction's hold on a history."""
     h = history(pool, hid)

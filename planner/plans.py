@@ -175,6 +175,7 @@ class Plan:
     ``form`` is the derived state adoption, ``kv_forms`` the derived adoption per pool, ``points``
     the boundaries with their exact usage, ``hold`` the pages per pool that must stay withdrawn
     before each point (one entry per point), so that no other row can take what a later stage needs.
+    ``moment`` is where the sequence of a capture or pause stood: it may move on within a revision.
     """
 
     target: Target
@@ -186,6 +187,7 @@ class Plan:
     copies: int
     bytes_moved: int
     retired: tuple[int, ...]
+    moment: tuple[int, ...]
 
     @property
     def peak(self) -> Usage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner import activation, state_images
+from planner import captures, state_images
 from planner.checkpoints import Identity
 from planner.errors import BusyError, HandleError
 from planner.physical import Draft, PhysicalState, Result, sequence
@@ -70,8 +70,8 @@ def _draft(s: PhysicalState, what: str) -> Draft:
 def finish(s: PhysicalState, op: Finish) -> PhysicalState:
     """Publish the endpoint; raises where the state stands elsewhere than the identity."""
     d = _draft(s, "finish")
-    q = activation.require_settled(d, op.sequence, op.identity)
-    cid = activation.freeze_sequence(d, q, op.owner, op.identity, op.next_input)
+    q = captures.require_settled(d, op.sequence, op.identity)
+    cid = captures.freeze_sequence(d, q, op.owner, op.identity, op.next_input)
     d.finish(Result(0, "finish", "committed", published=cid))
     return d.freeze()
 
@@ -82,7 +82,7 @@ def discard(s: PhysicalState, op: Discard) -> PhysicalState:
     q = sequence(d, op.sequence)
     if q.unit:
         raise BusyError(f"sequence {q.id}: unit {q.unit} is in flight; abort it first")
-    activation.leave(d, q)
+    captures.leave(d, q)
     im = state_images.image(d.states, q.image)
     d.states = state_images.put(d.states, im._replace(writer=0))
     d.states, extents = state_images.settle(d.states, q.image)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner import activation, kv, pressure, state_images
+from planner import activation, captures, kv, pressure, state_images
 from planner.errors import BusyError, HandleError, ShortageError, StalePlanError
 from planner.physical import Draft, PhysicalState, Result, Usage, sequence, usage
 from planner.plans import (
@@ -82,7 +82,7 @@ def _run(d: Draft, target: Target, stage: Stage, phase: Phase, work: Work, reade
         if isinstance(action, Bind):
             return activation.prepare_bind(d, action, readers)
         assert isinstance(action, Capture)
-        return activation.prepare_capture(d, action)
+        return captures.prepare_capture(d, action)
     if phase == "CopiesInFlight":
         return work
     if stage == "pressure" and not isinstance(action, Pause):
@@ -97,9 +97,9 @@ def _adopt(d: Draft, target: Target, work: Work) -> tuple[int, int]:
     if isinstance(action, Bind):
         return activation.publish_bind(d, action, work), 0
     if isinstance(action, Capture):
-        return 0, activation.publish_capture(d, action, work)
+        return 0, captures.publish_capture(d, action, work)
     if isinstance(action, Pause):
-        return 0, activation.publish_pause(d, action, work)
+        return 0, captures.publish_pause(d, action, work)
     return 0, 0
 
 
@@ -112,9 +112,18 @@ def _validate(s: PhysicalState, target: Target) -> tuple[int, ...]:
             )
     if isinstance(target.action, Capture | Pause):
         q = sequence(s, target.action.sequence)
-        activation.require_settled(Draft(s), q.id, target.action.identity)
+        captures.require_settled(Draft(s), q.id, target.action.identity)
         return (q.id,)
     return ()
+
+
+def _moment(s: PhysicalState, target: Target) -> tuple[int, ...]:
+    """What a plan depends on and the revision does not count: where its sequence stands (TX-08)."""
+    if not isinstance(target.action, Capture | Pause):
+        return ()
+    q = sequence(s, target.action.sequence)
+    blocks = [kv.history(p, hid).blocks for p, hid in zip(s.pools, q.histories, strict=True)]
+    return (q.position, *q.frontiers, *blocks)
 
 
 def _bytes(d: Draft, work: Work) -> int:
@@ -157,7 +166,7 @@ def assess(s: PhysicalState, target: Target) -> Plan | Infeasible:
         points.append(StagePoint(stage, phase, usage(d)))
     return Plan(
         target, s.revision, form, kv_forms, tuple(points), _holds(usage(s), points), copies, moved,
-        tuple(d.retired),
+        tuple(d.retired), _moment(s, target),
     )  # fmt: skip
 
 
@@ -190,10 +199,10 @@ def start(s: PhysicalState, op: Start) -> PhysicalState:
     plan = op.plan
     if plan.revision != s.revision:
         raise StalePlanError(f"plan of revision {plan.revision}, now {s.revision}; assess again")
-    if assess(s, plan.target) != plan:
+    frozen = _validate(s, plan.target)
+    if _moment(s, plan.target) != plan.moment:
         raise StalePlanError("the sequence moved since the plan was sealed; assess again")
     d = Draft(s)
-    frozen = _validate(s, plan.target)
     _lease_source(d, plan.target, +1)
     _hold(d, (0,) * len(d.pools), plan.hold[0])
     d.transaction = Transaction(d.new_id(), plan, 0, plan.hold[0], frozen)

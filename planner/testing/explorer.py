@@ -118,48 +118,42 @@ def _trace(
 
 
 def canonical(s: PhysicalState) -> int:
-    """A 64-bit key, equal for states that differ only in names of objects and places."""
-    ranks: dict[tuple[str, int], int] = {("page", 0): 0}
+    """A 64-bit key, equal for states that differ only in names of objects and places.
+
+    Objects are named by their first appearance in a walk in id order.
+    """
+    ranks: dict[tuple[str, int], int] = {}
 
     def name(kind: str, i: int) -> int:
-        return ranks.setdefault((kind, i), len(ranks)) if i else 0
+        return ranks.setdefault((kind, i), len(ranks) + 1) if i else 0
 
     parts: list[object] = []
-    for q in s.sequences:
-        name("seq", q.id)
-    for cid, _ in s.checkpoints.items():
-        name("ck", cid)
-    for iid, _ in s.states.images.items():
-        name("im", iid)
     for k, pool in enumerate(s.pools):
-        for hid, _ in pool.histories.items():
-            name(f"h{k}", hid)
-        for hid, h in pool.histories.items():
+        kind, page = f"h{k}", f"p{k}"
+        for h in pool.histories.values():
             parts.append((
-                name(f"h{k}", hid), name(f"h{k}", h.parent), h.base, h.blocks,
-                name("seq", h.sequence), h.pins,
-                tuple((f, name("ck", c)) for f, c in h.refs),
-                tuple((b, name(f"h{k}", c)) for b, c in h.children),
-                tuple(
-                    (name(f"p{k}", p.device), p.host, p.host_columns, p.host_epoch == p.epoch)
+                name(kind, h.id), name(kind, h.parent), h.base, h.blocks, name("seq", h.sequence),
+                h.pins, tuple([(f, name("ck", c)) for f, c in h.refs]),
+                tuple([
+                    (name(page, p.device), p.host, p.host_columns, p.host_epoch == p.epoch)
                     for p in h.pages.values()
-                ),
+                ]),
             ))  # fmt: skip
         parts.append((pool.allocated, pool.reserved))
-    for iid, im in s.states.images.items():
+    for im in s.states.images.values():
         parts.append((
-            name("im", iid), im.position, bool(im.slot), im.ready, im.host, im.refs, im.pins,
+            name("im", im.id), im.position, bool(im.slot), im.ready, im.host, im.refs, im.pins,
             name("seq", im.writer),
         ))  # fmt: skip
-    for cid, ck in s.checkpoints.items():
+    for ck in s.checkpoints.values():
         parts.append((
-            name("ck", cid), ck.frontier, name("im", ck.image), ck.holders, ck.readers,
-            tuple((name(f"h{k}", p.history), p.frontier) for k, p in enumerate(ck.prefixes)),
+            name("ck", ck.id), ck.frontier, name("im", ck.image), ck.holders, ck.readers,
+            tuple([(name(f"h{k}", p.history), p.frontier) for k, p in enumerate(ck.prefixes)]),
         ))  # fmt: skip
     for q in s.sequences:
         parts.append((
             name("seq", q.id), q.owner, name("im", q.image), name("im", q.source),
-            tuple(name(f"h{k}", h) for k, h in enumerate(q.histories)), q.frontiers, q.position,
+            tuple([name(f"h{k}", h) for k, h in enumerate(q.histories)]), q.frontiers, q.position,
             q.reserved, q.lease, q.permit, bool(q.unit), q.provisional, q.recovery,
         ))  # fmt: skip
     parts.append(s.arena.free)

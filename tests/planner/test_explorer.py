@@ -13,6 +13,7 @@ from planner.testing import (
     Driver,
     World,
     explore,
+    populated,
     tiny_layout,
 )
 from planner.testing.explorer import canonical
@@ -24,8 +25,8 @@ def empty(world: World) -> Driver:
 
 SIZES = {
     "tiny": (TINY, empty, 60_000),
-    "atomic": (ATOMIC, populated, 80_000),
-    "two pools": (TWO_POOLS, populated, 65_000),
+    "atomic": (ATOMIC, populated, 76_000),
+    "two pools": (TWO_POOLS, populated, 66_000),
 }
 
 
