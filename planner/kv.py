@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from planner.capacity import ceil_div
 from planner.errors import BusyError, HandleError, IllegalError, ShortageError
 from planner.host import Extent
 from planner.persistent import IntMap
 
-NO_HOST = -1
+NO_HOST: Final = -1
 
 
 class Page(NamedTuple):
@@ -38,6 +39,24 @@ class Page(NamedTuple):
     host: int = NO_HOST
     host_epoch: int = 0
     host_columns: int = 0
+
+
+_DEVICE = itemgetter(Page._fields.index("device"))
+_HOST = itemgetter(Page._fields.index("host"))
+
+
+def leases(pages: Sequence[Page]) -> list[int]:
+    """Page groups of those pages that have one, in order."""
+    ids = list(map(_DEVICE, pages))
+    return [g for g in ids if g] if 0 in ids else ids
+
+
+def host_places(pages: Sequence[Page], page_bytes: int) -> list[Extent]:
+    """Host extents of those pages that have one, in order."""
+    places = list(map(_HOST, pages))
+    if places.count(NO_HOST) == len(places):
+        return []
+    return [Extent(offset, page_bytes) for offset in places if offset != NO_HOST]
 
 
 class History(NamedTuple):
@@ -256,8 +275,7 @@ def cut(pool: Pool, hid: int, blocks: int) -> tuple[Pool, list[int], list[Extent
         raise IllegalError(f"pool {pool.name}: cutting history {hid} into protected columns")
     gone = h.pages.slice(blocks, h.blocks)
     pool = _put(pool, h._replace(blocks=blocks, pages=h.pages.cut(blocks)))
-    ids = [p.device for p in gone if p.device]
-    return pool, ids, [Extent(p.host, pool.page_bytes) for p in gone if p.host != NO_HOST]
+    return pool, leases(gone), host_places(gone, pool.page_bytes)
 
 
 def rewind(pool: Pool, hid: int, tokens: int) -> tuple[Pool, list[int], list[Extent]]:
@@ -327,13 +345,13 @@ def settle(pool: Pool, hid: int) -> tuple[Pool, list[Extent]]:
             pool, ids, extents = cut(pool, hid, blocks)
             return free_pages(pool, ids), freed + extents
         gone = h.pages.slice(h.base, h.blocks)
-        freed += [Extent(p.host, pool.page_bytes) for p in gone if p.host != NO_HOST]
+        freed += host_places(gone, pool.page_bytes)
         histories = pool.histories.delete(hid)
         if h.parent:
             p = history(pool, h.parent)
             children = tuple([c for c in p.children if c != (h.base, hid)])
             histories = histories.set(p.id, p._replace(children=children))
-        pool = free_pages(pool, [p.device for p in gone if p.device])._replace(histories=histories)
+        pool = free_pages(pool, leases(gone))._replace(histories=histories)
         hid = h.parent
     return pool, freed
 

@@ -263,7 +263,7 @@ def table_row(s: PhysicalState, pool: int, sid: int, lo: int = 0) -> NDArray[np.
     h = kv.history(p, sequence(s, sid).histories[pool])
     own = lo >= h.base
     pages = h.pages.slice(lo, h.blocks) if own else kv.prefix_pages(p, h.id, h.blocks)[lo:]
-    return np.array([page.device for page in pages], np.int32)
+    return np.array(kv.leases(pages), np.int32)
 
 
 def block_table(s: PhysicalState, pool: int) -> NDArray[np.int32]:

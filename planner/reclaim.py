@@ -14,7 +14,7 @@ from planner import kv, state_images
 from planner.capacity import ceil_div
 from planner.errors import BusyError, HandleError
 from planner.host import Extent
-from planner.kv import NO_HOST, Pool
+from planner.kv import Pool
 from planner.physical import PhysicalState, checkpoint
 from planner.plans import Edge
 
@@ -112,8 +112,8 @@ def _freed_pages(pool: Pool, refs: dict[int, list[tuple[int, int]]], extents: li
         forks = _longest(h.children, children.get(hid, ()))
         blocks = max(ceil_div(tokens, pool.page_tokens), forks)
         gone = h.pages.slice(max(blocks, h.base), h.blocks)
-        freed += len([1 for page in gone if page.device])
-        extents += [Extent(page.host, pool.page_bytes) for page in gone if page.host != NO_HOST]
+        freed += len(kv.leases(gone))
+        extents += kv.host_places(gone, pool.page_bytes)
         if not blocks and h.parent:
             children.setdefault(h.parent, []).append((h.base, hid))
             heappush(queue, -h.parent)

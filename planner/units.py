@@ -221,12 +221,13 @@ def launch(s: PhysicalState, op: Launch) -> PhysicalState:
             )
         if len(tokens) != len(q.frontiers):
             raise IllegalError(f"sequence {sid}: {len(tokens)} token counts, not one per pool")
+        provisional = tokens
         for n, f in zip(tokens, q.frontiers, strict=True):
-            if n > f and (f % page_tokens == 0 or n > f - f % page_tokens + page_tokens):
+            if n < f:
+                provisional = tuple(map(max, tokens, q.frontiers))
+            elif n > -f % page_tokens + f:  # beyond the tail page
                 d = d or Draft(s)
-                q = _map(d, q, tokens)  # beyond the tail page
-                break
-        provisional = tuple(map(max, tokens, q.frontiers))
+                q = _map(d, q, tokens)
         sequences[i] = Sequence._make((*q[:11], s.next_id, provisional, q.recovery))
     if not op.rows:
         raise IllegalError("a unit without rows")
@@ -264,7 +265,7 @@ def commit(s: PhysicalState, op: Commit) -> PhysicalState:
         q = _committed(before, frontiers, position)
         if before.source and not q.source:
             _settle_fork(d, before)
-        sequences[i] = _settle(d, q) if op.settle else q
+        sequences[i] = _settle(d, q) if op.settle and (q.permit or any(q.lease)) else q
     d.sequences = tuple(sequences)
     return d.freeze()
 

@@ -167,7 +167,7 @@ def fork(s: PhysicalState, source: int, blocks: int) -> Callable[[], object]:
         leased, ids = kv.materialize(kv.reserve(pool, 1), 1)
         forked, hid = kv.start_history(leased, parent, blocks, 1)
         forked = kv.append(forked, hid, ids)
-        return np.array([g.device for g in kv.prefix_pages(forked, hid, blocks + 1)], np.int32)
+        return np.array(kv.leases(kv.prefix_pages(forked, hid, blocks + 1)), np.int32)
 
     return action
 
