@@ -116,6 +116,9 @@ def _histories(s: PhysicalState, k: int, pool: Pool, work: Work) -> Iterator[Fin
             yield "INV-14", f"{where}: own pages are not blocks {h.base}..{h.blocks}"
         if h.pins != sum(pair == (k, hid) for pair in work.pinned):
             yield "INV-08", f"{where}: {h.pins} pins, the transaction holds other ones"
+        counts = (len(kv.leases(h.pages.values())), len(kv.host_places(h.pages.values(), 1)))
+        if (h.on_device, h.on_host) != counts:
+            yield "INV-02", f"{where}: counts {h.on_device}, {h.on_host} replicas, has {counts}"
         protected = kv.protected_tokens(pool, h)
         if protected > h.blocks * P:
             yield "INV-04", f"{where}: {protected} protected tokens on {h.blocks} blocks"

@@ -65,7 +65,8 @@ class History(NamedTuple):
     ``blocks`` is the membership (it may lead the committed frontier), ``pages`` the own pages by
     block, ``sequence`` the writer (0: inactive), ``refs`` the KVPrefixRefs of checkpoints as sorted
     (frontier, checkpoint), ``children`` the forks as sorted (blocks, history), ``pins`` the
-    transactions that read it.
+    transactions that read it. ``on_device`` and ``on_host`` count the own pages that have a replica
+    there, so that a quote need not walk them.
     """
 
     id: int
@@ -77,6 +78,8 @@ class History(NamedTuple):
     refs: tuple[tuple[int, int], ...] = ()
     children: tuple[tuple[int, int], ...] = ()
     pins: int = 0
+    on_device: int = 0
+    on_host: int = 0
 
 
 class Pool(NamedTuple):
@@ -261,7 +264,11 @@ def append(pool: Pool, hid: int, ids: Sequence[int]) -> Pool:
         )
     serial = pool.next_serial
     pages = [Page(serial + i, 0, g) for i, g in enumerate(ids)]
-    h = h._replace(blocks=h.blocks + len(ids), pages=h.pages.set_range(h.blocks, pages))
+    h = h._replace(
+        blocks=h.blocks + len(ids),
+        pages=h.pages.set_range(h.blocks, pages),
+        on_device=h.on_device + len(ids),
+    )
     return _put(pool, h)._replace(next_serial=serial + len(ids))
 
 
@@ -274,8 +281,14 @@ def cut(pool: Pool, hid: int, blocks: int) -> tuple[Pool, list[int], list[Extent
     if blocks * pool.page_tokens < protected_tokens(pool, h):
         raise IllegalError(f"pool {pool.name}: cutting history {hid} into protected columns")
     gone = h.pages.slice(blocks, h.blocks)
-    pool = _put(pool, h._replace(blocks=blocks, pages=h.pages.cut(blocks)))
-    return pool, leases(gone), host_places(gone, pool.page_bytes)
+    ids, extents = leases(gone), host_places(gone, pool.page_bytes)
+    h = h._replace(
+        blocks=blocks,
+        pages=h.pages.cut(blocks),
+        on_device=h.on_device - len(ids),
+        on_host=h.on_host - len(extents),
+    )
+    return _put(pool, h), ids, extents
 
 
 def rewind(pool: Pool, hid: int, tokens: int) -> tuple[Pool, list[int], list[Extent]]:
@@ -300,7 +313,15 @@ def rewind(pool: Pool, hid: int, tokens: int) -> tuple[Pool, list[int], list[Ext
 def set_pages(pool: Pool, hid: int, lo: int, pages: Sequence[Page]) -> Pool:
     """Replace the records of own blocks lo.. (placement changes, never identity)."""
     h = history(pool, hid)
-    return _put(pool, h._replace(pages=h.pages.set_range(lo, pages)))
+    old = h.pages.slice(lo, lo + len(pages))
+    return _put(
+        pool,
+        h._replace(
+            pages=h.pages.set_range(lo, pages),
+            on_device=h.on_device + len(leases(pages)) - len(leases(old)),
+            on_host=h.on_host + len(host_places(pages, 1)) - len(host_places(old, 1)),
+        ),
+    )
 
 
 def add_ref(pool: Pool, hid: int, frontier: int, checkpoint: int) -> Pool:

@@ -1,7 +1,8 @@
 """What a set of releases frees together (TX-05..07): counted on the joint post-state, read-only.
 
 An alias frees nothing, the last two holders together free once, and a fork keeps what its parent
-let go. Nothing is summed over owners. The cost is the number of pages that are really freed.
+let go. Nothing is summed over owners. The cost is a few steps per history, and a walk over the
+freed pages where a history is only trimmed or has Host copies.
 """
 
 from __future__ import annotations
@@ -111,9 +112,12 @@ def _freed_pages(pool: Pool, refs: dict[int, list[tuple[int, int]]], extents: li
         tokens = _longest(h.refs, refs.get(hid, ()))
         forks = _longest(h.children, children.get(hid, ()))
         blocks = max(ceil_div(tokens, pool.page_tokens), forks)
-        gone = h.pages.slice(max(blocks, h.base), h.blocks)
-        freed += len(kv.leases(gone))
-        extents += kv.host_places(gone, pool.page_bytes)
+        if not blocks and not h.on_host:
+            freed += h.on_device
+        else:
+            gone = h.pages.slice(max(blocks, h.base), h.blocks)
+            freed += len(kv.leases(gone))
+            extents += kv.host_places(gone, pool.page_bytes)
         if not blocks and h.parent:
             children.setdefault(h.parent, []).append((h.base, hid))
             heappush(queue, -h.parent)

@@ -121,6 +121,7 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("INV-02", "page twice free", pool0(lambda p: p._replace(fresh=p.fresh - 1))),
     ("INV-02", "page lost", pool0(lambda p: p._replace(fresh=p.fresh + 1))),
     ("INV-02", "Host byte free and owned", arena(Extent(0, 12))),
+    ("INV-02", "replicas miscounted", in_history(OLD, on_host=1)),
     ("INV-02", "slot lost", states(slots=(0, *RICH.states.slots[1:]))),
     ("INV-02", "reserved by a sequence", in_sequence(0, reserved=(9, 9))),
     ("INV-03", "two pages in one group", in_page(OLD, 0, device=2)),
