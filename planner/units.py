@@ -8,6 +8,7 @@ one unit in flight.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,20 +94,25 @@ class Entitle:
     row: RowTokens
 
 
-def _index(s: PhysicalState, sid: int, guess: int = 0) -> int:
-    """Place of a sequence that no transaction has frozen; batches are mostly in order."""
-    sequences = s.sequences
-    if guess >= len(sequences) or sequences[guess].id != sid:
-        for guess in range(len(sequences)):
-            if sequences[guess].id == sid:
-                break
-        else:
-            raise HandleError(f"sequence {sid} is not active; it ended or was paused")
+def _index(s: PhysicalState, sid: int) -> int:
+    """Place of a sequence that no transaction has frozen."""
     if s.transaction is not None and sid in s.transaction.frozen:
         raise BusyError(
             f"sequence {sid} is frozen by transaction {s.transaction.id}; wait for its end"
         )
-    return guess
+    for i, q in enumerate(s.sequences):
+        if q.id == sid:
+            return i
+    raise HandleError(f"sequence {sid} is not active; it ended or was paused")
+
+
+def _indices(
+    s: PhysicalState, rows: tuple[RowTokens, ...] | tuple[RowCommit, ...]
+) -> Iterable[int]:
+    """Places of the rows of a batch; a whole batch in order is recognised at once."""
+    if s.transaction is None and [row[0] for row in rows] == [q.id for q in s.sequences]:
+        return range(len(rows))
+    return [_index(s, row[0]) for row in rows]
 
 
 def _lookup(s: PhysicalState, sid: int) -> tuple[int, Sequence]:
@@ -209,8 +215,7 @@ def launch(s: PhysicalState, op: Launch) -> PhysicalState:
     d: Draft | None = None
     page_tokens = s.layout.page_tokens
     sequences = list(s.sequences)
-    for guess, (sid, tokens) in enumerate(op.rows):
-        i = _index(s, sid, guess)
+    for i, (sid, tokens) in zip(_indices(s, op.rows), op.rows, strict=True):
         q = sequences[i]
         if q.unit:
             raise BusyError(f"sequence {sid} cannot launch: unit {q.unit} is in flight")
@@ -240,9 +245,10 @@ def launch(s: PhysicalState, op: Launch) -> PhysicalState:
 
 def _committed(q: Sequence, frontiers: tuple[int, ...], position: int) -> Sequence:
     """The row after its unit, or IllegalError."""
-    for before, new, limit in zip(q.frontiers, frontiers, q.provisional, strict=True):
-        if not before <= new <= limit:
-            raise IllegalError(f"sequence {q.id}: frontier {new} is outside {before}..{limit}")
+    if frontiers != q.provisional:  # else everything was accepted
+        for before, new, limit in zip(q.frontiers, frontiers, q.provisional, strict=True):
+            if not before <= new <= limit:
+                raise IllegalError(f"sequence {q.id}: frontier {new} is outside {before}..{limit}")
     if position < q.position:
         raise IllegalError(f"sequence {q.id}: a state never goes back ({position} < {q.position})")
     source = 0 if position > q.position else q.source
@@ -257,8 +263,7 @@ def commit(s: PhysicalState, op: Commit) -> PhysicalState:
     members = sum([q.unit == op.unit for q in sequences])
     if not members or members != len(op.rows):
         raise HandleError(f"unit {op.unit} has {members} rows, the commit names {len(op.rows)}")
-    for guess, (sid, frontiers, position) in enumerate(op.rows):
-        i = _index(s, sid, guess)
+    for i, (sid, frontiers, position) in zip(_indices(s, op.rows), op.rows, strict=True):
         before = sequences[i]
         if before.unit != op.unit:
             raise HandleError(f"sequence {sid} is in unit {before.unit}, not {op.unit}")
