@@ -14,7 +14,7 @@ class TightMachine(PlannerMachine):
 def profile(examples: int) -> settings:
     return settings(
         max_examples=examples,
-        stateful_step_count=20,
+        stateful_step_count=16,
         deadline=None,
         derandomize=True,
         print_blob=True,
