@@ -9,7 +9,7 @@ from __future__ import annotations
 from planner import host, kv, state_images
 from planner.capacity import ceil_div
 from planner.checkpoints import Checkpoint
-from planner.errors import BusyError, IllegalError
+from planner.errors import BusyError, HandleError, IllegalError
 from planner.host import Extent
 from planner.kv import NO_HOST, Page
 from planner.physical import Draft, Sequence
@@ -27,6 +27,8 @@ def _readers(d: Draft, target: Target) -> list[Checkpoint]:
 
 
 def _require_unread(d: Draft, target: Target, item: ImageRef | PageRange) -> None:
+    if isinstance(item, PageRange) and not 0 <= item.pool < len(d.pools):
+        raise HandleError(f"{item}: there are {len(d.pools)} pools")
     for ck in _readers(d, target):
         if isinstance(item, ImageRef):
             read = item.image == ck.image
@@ -140,6 +142,8 @@ def prepare_phase(d: Draft, target: Target) -> Work:
     extents: list[Extent] = []
     images: list[int] = []
     pinned: list[tuple[int, int]] = []
+    if len(set(items)) != len(items):
+        raise IllegalError(f"a target moves the same content twice: {items}")
     for i, item in enumerate(items):
         keep = len(target.demote) <= i < len(target.demote) + len(target.backup)
         if isinstance(item, ImageRef):

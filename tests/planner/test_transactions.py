@@ -514,6 +514,24 @@ def test_covered_pages_free_at_once() -> None:
     assert usage(d.state).host == 0
 
 
+def test_wrong_placement_targets_raise() -> None:
+    """TX-09, HOST-08: named twice, another pool, foreign blocks: refused before anything moves."""
+    d = driver()
+    cid = d.cached(1, 8)
+    image, pages = ImageRef(checkpoint(d.state, cid).image), pages_of(d, cid)
+    for target, error in (
+        (Target(demote=(image, image)), IllegalError),
+        (Target(demote=(image,), backup=(image,)), IllegalError),
+        (Target(demote=(pages, pages._replace(lo=1))), IllegalError),
+        (Target(demote=(pages._replace(pool=1),)), HandleError),
+        (Target(demote=(pages._replace(hi=9),)), IllegalError),
+        (Target(demote=(pages._replace(history=99),)), HandleError),
+        (Target(drop_host=(pages._replace(hi=9),)), IllegalError),
+    ):
+        with pytest.raises(error):
+            assess(d.state, target)
+
+
 def test_costs_are_absent() -> None:
     """INV-15: no cost enters the physical core, so none can decide physical truth."""
     for record in (Target, Plan, Bind):
