@@ -37,6 +37,7 @@ from planner.physical import (
     PhysicalState,
     Result,
     Sequence,
+    UnitArrays,
     Usage,
     block_table,
     checkpoint,
@@ -47,6 +48,7 @@ from planner.physical import (
     pool_index,
     sequence,
     table_row,
+    unit_arrays,
     usage,
 )
 from planner.plans import (
@@ -137,6 +139,7 @@ __all__ = [
     "Target",
     "Transaction",
     "Truncate",
+    "UnitArrays",
     "Usage",
     "apply",
     "assess",
@@ -166,6 +169,7 @@ __all__ = [
     "render",
     "sequence",
     "table_row",
+    "unit_arrays",
     "usage",
     "violations",
 ]

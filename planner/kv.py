@@ -388,6 +388,19 @@ def pin(pool: Pool, hid: int, delta: int) -> Pool:
     return _put(pool, h._replace(pins=h.pins + delta))
 
 
+def holders(pool: Pool, hid: int, block: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(checkpoints, sequences) that reach own block ``block`` of a history, forks included."""
+    checkpoints: list[int] = []
+    sequences: list[int] = []
+    todo = [hid]
+    while todo:
+        h = history(pool, todo.pop())
+        checkpoints += [cid for f, cid in h.refs if f > block * pool.page_tokens]
+        sequences += [h.sequence] if h.sequence else []
+        todo += [child for base, child in h.children if base > block]
+    return tuple(sorted(checkpoints)), tuple(sorted(sequences))
+
+
 def active_blocks(pool: Pool, writers: Sequence[int]) -> dict[int, int]:
     """For each history that a sequence executes on: blocks that must stay on the Device."""
     out: dict[int, int] = {}

@@ -275,6 +275,41 @@ def block_table(s: PhysicalState, pool: int) -> NDArray[np.int32]:
     return table
 
 
+class UnitArrays(NamedTuple):
+    """What a jitted unit needs of the plan, int32, row b of the batch in every column (B rows).
+
+    ``read_slots`` differ from ``write_slots`` only for a fork's first unit (ST-08). The last three
+    are [pools, B]: rows of the block tables, committed frontiers, and the tokens written up to.
+    """
+
+    sequences: NDArray[np.int32]
+    read_slots: NDArray[np.int32]
+    write_slots: NDArray[np.int32]
+    table_rows: NDArray[np.int32]
+    frontiers: NDArray[np.int32]
+    write_to: NDArray[np.int32]
+
+
+def unit_arrays(s: PhysicalState, unit: int) -> UnitArrays:
+    """The rows of a unit in flight, in sequence order."""
+    rows = [q for q in s.sequences if q.unit == unit]
+    if not rows or not unit:
+        raise HandleError(f"unit {unit} is not in flight")
+
+    def column(values: list[int]) -> NDArray[np.int32]:
+        return np.array(values, np.int32)
+
+    def columns(values: list[tuple[int, ...]]) -> NDArray[np.int32]:
+        return np.ascontiguousarray(np.array(values, np.int32).T)
+
+    slots = [state_images.image(s.states, q.image).slot for q in rows]
+    reads = [state_images.image(s.states, q.source or q.image).slot for q in rows]
+    return UnitArrays(
+        column([q.id for q in rows]), column(reads), column(slots), columns([q.rows for q in rows]),
+        columns([q.frontiers for q in rows]), columns([q.provisional for q in rows]),
+    )  # fmt: skip
+
+
 def is_complete(s: PhysicalState | Draft, cid: int) -> bool:
     """CK-02: a complete image replica, and for each required page a Device or Host replica."""
     ck = _checkpoint(s.checkpoints, cid)

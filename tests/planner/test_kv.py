@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner import kv, usage
+from planner import kv, unit_arrays, usage
 from planner.errors import BusyError, HandleError, IllegalError, PlannerError, ShortageError
 from planner.kv import Page, Pool, history
 from planner.operations import apply
@@ -323,6 +323,39 @@ def test_one_writer_a_history() -> None:
     assert b.histories != a.histories
     d.write(b.id, 120)
     d.write(a.id, 130)
+
+
+def test_unit_arrays() -> None:
+    """KV-24, ST-08, OWN-10: a unit is a few int32 arrays; a fork reads the old slot once."""
+    d = big(backend=40)
+    source = d.cached(1, 100)
+    a, b = d.bind(9, 130, source), d.bind(8, 130)
+    rows = (RowTokens(b.id, (70, 60)), RowTokens(a.id, (101, 100)))
+    d.run(Launch(rows))
+    unit = unit_arrays(d.state, sequence(d.state, a.id).unit)
+    assert all(column.dtype == np.int32 for column in unit)
+    assert unit.sequences.tolist() == [a.id, b.id]
+    assert (unit.read_slots.tolist(), unit.write_slots.tolist()) == ([1, 3], [2, 3])
+    assert unit.table_rows.tolist() == [[0, 1], [0, 1]]
+    assert unit.frontiers.tolist() == [[100, 0], [100, 0]]
+    assert unit.write_to.tolist() == [[101, 70], [100, 60]]
+    with pytest.raises(HandleError, match="not in flight"):
+        unit_arrays(d.state, 0)
+
+
+def test_holders_of_a_page() -> None:
+    """RC-01, KV-35: who reaches a page, through forks of forks too."""
+    d = big()
+    first = d.cached(1, 130)
+    q = d.bind(2, 200, first)
+    d.write(q.id, 190)
+    second = d.finish(q.id, 2)
+    third = d.bind(3, 260, second)
+    hid = checkpoint(d.state, first).prefixes[0].history
+    assert kv.holders(main(d), hid, 0) == ((first, second), (third.id,))
+    assert kv.holders(main(d), hid, 2) == ((first,), ())
+    child = checkpoint(d.state, second).prefixes[0].history
+    assert kv.holders(main(d), child, 2) == ((second,), ())
 
 
 def test_capture_shapes() -> None:
