@@ -101,8 +101,13 @@ def _drop_host_image(d: Draft, iid: int) -> None:
 def _drop_host_pages(d: Draft, r: PageRange) -> None:
     pool = d.pools[r.pool]
     h = kv.history(pool, r.history)
-    if not h.base <= r.lo < r.hi <= h.blocks or h.pins:
-        raise IllegalError(f"pool {pool.name}: history {h.id} has no free blocks {r.lo}..{r.hi}")
+    committed = next((q.frontiers[r.pool] for q in d.sequences if q.id == h.sequence), 0)
+    end = ceil_div(max(kv.protected_tokens(pool, h), committed), pool.page_tokens)
+    if not h.base <= r.lo < r.hi <= end or h.pins:  # what lies beyond, a writer may truncate
+        raise IllegalError(
+            f"pool {pool.name}: history {h.id} has no settled blocks {r.lo}..{r.hi} "
+            f"(own content: {h.base}..{end})"
+        )
     pages = h.pages.slice(r.lo, r.hi)
     for b, page in enumerate(pages, start=r.lo):
         if not page.device:

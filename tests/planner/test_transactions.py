@@ -23,7 +23,7 @@ from planner.retention import Discard, Finish, Release, Retain
 from planner.testing import Driver, assessed, rehearse, tiny_layout
 from planner.testing.strategies import Reached
 from planner.transactions import Cancel, Fail, Start, assess
-from planner.units import Commit, EnsureMapped, Launch, Reserve, RowCommit, RowTokens
+from planner.units import Commit, EnsureMapped, Launch, Reserve, RowCommit, RowTokens, Truncate
 
 
 def driver(**changes: int) -> Driver:
@@ -530,6 +530,22 @@ def test_wrong_placement_targets_raise() -> None:
     ):
         with pytest.raises(error):
             assess(d.state, target)
+
+
+def test_a_writer_may_truncate_beside_a_transaction() -> None:
+    """TX-18, GP-41: only settled blocks are touched, so what units may still do cannot break it."""
+    d = driver()
+    cid = d.cached(1, 3)
+    d.complete(Target(backup=(pages_of(d, cid),)))
+    q = d.bind(1, 5, cid, lease=True)
+    d.run(EnsureMapped(RowTokens(q.id, (5,))))
+    hid = q.histories[0]
+    with pytest.raises(IllegalError, match="no settled blocks"):
+        assess(d.state, Target(drop_host=(PageRange(0, hid, 0, 3),)))
+    d.start(Target(drop_host=(PageRange(0, hid, 0, 2),)))
+    d.run(Truncate(RowTokens(q.id, (0,))))
+    d.advance(3)
+    d.write(q.id, 5)
 
 
 def test_costs_are_absent() -> None:
