@@ -10,16 +10,24 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test test-all lint types contracts clean
+.PHONY: demo test test-all explore lint types contracts rules clean
 
 demo: .venv/run
 	$(BIN)/python -m scripts.demo
 
 test: .venv/test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-all: .venv/eval
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
+
+# Search small planner worlds deeper than the tests do.
+explore: .venv/test
+	$(BIN)/python -m planner.testing --states $(or $(STATES),1000000)
+
+# Rules of contracts.md that no test cites; the list must be empty.
+rules: .venv/test
+	$(BIN)/python -m scripts.check_rules
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -1,0 +1,78 @@
+"""List the rules of contracts.md's areas CAP, KV, ST, HOST, CK, TX, INV that no test cites.
+
+usage: python scripts/check_rules.py [--verbose]
+
+A test cites a rule by naming it (KV-36, KV-28..30) in a file under tests/. Rules whose whole
+meaning lies in another package stand in ELSEWHERE with the reason; once that package cites them,
+their entry should go. Exit code 1 when a rule is neither cited nor explained.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Number of rules of each area (contracts.md, section 3).
+AREAS = {"CAP": 26, "KV": 47, "ST": 14, "HOST": 10, "CK": 14, "TX": 21, "INV": 21}
+
+STARTUP = (
+    "start-up of the device program (ninfer_jax/program); the planner gives formula and layout"
+)
+ELSEWHERE = {
+    "CAP-15": "empty logical records and index branches are the catalog's (planner, next issue)",
+    "CAP-16": STARTUP,
+    "CAP-17": STARTUP,
+    "CAP-18": STARTUP,
+    "CAP-19": STARTUP,
+    "CAP-20": STARTUP,
+    "CAP-21": STARTUP,
+    "CAP-22": "shapes and dtypes of jitted units; the planner hands ids as int32 arrays (KV-24)",
+    "CAP-23": "serve warm-up through the public engine",
+    "CAP-24": "scratch lifetimes of the device program",
+    "CAP-26": STARTUP,
+    "KV-40": "fields of the StateImage and workspace, declared by the model",
+    "KV-41": "views that kernels read (pallas_kernels, program)",
+    "KV-42": "checks of kernel wrappers (pallas_kernels)",
+    "KV-44": "rope and MRoPE inputs of attention (models)",
+    "KV-46": "merging of adjacent transfers in the program; the planner orders whole pages (KV-05)",
+    "ST-12": "expert weight copies (models, moe)",
+    "INV-17": "session bindings (catalog, next issue)",
+    "INV-18": "publication of output (engine)",
+}
+
+CITE = re.compile(r"\b([A-Z]+)-(\d\d)(?:\.\.(\d\d))?")
+
+
+def cited() -> dict[str, set[str]]:
+    """Rule -> test files that name it; a chain like KV-28, 29 counts only the full names."""
+    out: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for area, first, last in CITE.findall(path.read_text()):
+            for n in range(int(first), int(last or first) + 1):
+                out.setdefault(f"{area}-{n:02d}", set()).add(path.name)
+    return out
+
+
+def main() -> int:
+    """Print what is missing; the list is empty when all is well."""
+    found = cited()
+    rules = [f"{area}-{n:02d}" for area, count in AREAS.items() for n in range(1, count + 1)]
+    missing = [r for r in rules if r not in found and r not in ELSEWHERE]
+    stale = [r for r in ELSEWHERE if r in found]
+    if "--verbose" in sys.argv:
+        for r in rules:
+            print(r, ", ".join(sorted(found.get(r, ()))) or f"elsewhere: {ELSEWHERE.get(r, '?')}")
+    for r in missing:
+        print(f"{r}: no test cites it")
+    for r in stale:
+        print(f"{r}: is cited by a test now; delete its entry in ELSEWHERE")
+    print(f"{len(rules) - len(missing) - len(ELSEWHERE)} cited, {len(ELSEWHERE)} elsewhere, "
+          f"{len(missing)} missing", file=sys.stderr)  # fmt: skip
+    return bool(missing)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
