@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test test-all explore lint types contracts rules clean
+.PHONY: demo test test-all test-gpu explore lint types contracts rules clean
 
 demo: .venv/run
 	$(BIN)/python -m scripts.demo
@@ -20,6 +20,10 @@ test: .venv/test
 
 test-all: .venv/eval
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
+
+# On a machine with an accelerator, in an environment that has JAX for it (extra cuda12 or cuda13).
+test-gpu:
+	JAX_PLATFORMS= python3 -m pytest tests/gpu -m gpu
 
 # Search small planner worlds deeper than the tests do.
 explore: .venv/test

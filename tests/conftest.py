@@ -2,6 +2,7 @@
 
 import os
 
+# `make test-gpu` sets the variable to nothing, which lets JAX choose.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxtyping import install_import_hook
