@@ -15,6 +15,7 @@ from ninfer_jax.errors import (
 from ninfer_jax.models import Model, SequenceState, decode, forward, init_model, load_model, prefill
 from ninfer_jax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamChunk
 from ninfer_jax.sampling_params import SamplingParams
+from ninfer_jax.shipped import shipped_model
 
 __all__ = [
     "ArtifactError",
@@ -41,4 +42,5 @@ __all__ = [
     "load",
     "load_model",
     "prefill",
+    "shipped_model",
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Engine:
         self._allocator = Allocator(limits)
         self._loop = GenerationLoop(self._program, self._allocator, frontend)
         self._lock = threading.Lock()
+        self._running_thread: int | None = None
         self._ids = itertools.count()
 
     @classmethod
@@ -122,7 +124,7 @@ class Engine:
 
     def stream(
         self, prompt: Any, sampling_params: SamplingParams | None = None
-    ) -> Iterator[StreamChunk]:
+    ) -> Generator[StreamChunk, None, None]:
         """Continue one prompt, yielding text as it comes; the last chunk carries the complete result.
 
         Input is checked before this returns. Closing the iterator cancels the request.
@@ -136,7 +138,7 @@ class Engine:
         *,
         tools: Any = None,
         **template_kwargs: Any,
-    ) -> Iterator[StreamChunk]:
+    ) -> Generator[StreamChunk, None, None]:
         """`stream` for a conversation; thinking comes in the chunks' `reasoning`."""
         prepared = self.frontend.prepare_chat(messages, tools=tools, **template_kwargs)
         return self._stream(prepared, sampling_params)
@@ -201,12 +203,10 @@ class Engine:
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         hide = not use_tqdm or len(requests) < 2
-        with (
-            self._lock,
-            tqdm(total=len(requests), desc="Generating", unit="req", disable=hide) as bar,
-        ):
-            tokens = 0
-            for sequence, delta in self._loop.run(requests):
+        bar = tqdm(total=len(requests), desc="Generating", unit="req", disable=hide)
+        tokens = 0
+        with bar, self._turn(), closing(self._loop.run(requests)) as events:
+            for sequence, delta in events:
                 tokens += len(delta.token_ids)
                 if sequence.finish_reason is not None and sequence.request.finished:
                     bar.update()
@@ -214,17 +214,29 @@ class Engine:
                     bar.set_postfix_str(f"{tokens / max(elapsed, 1e-9):.1f} tokens/s")
         return [r.output() for r in requests]
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One caller at a time; a caller that would wait for itself is told so."""
+        if self._running_thread == threading.get_ident():
+            raise InputError("a stream of this engine is still open; exhaust or close it first")
+        with self._lock:
+            self._running_thread = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._running_thread = None
+
     def _stream(
         self, prompt: PreparedPrompt, params: SamplingParams | None
-    ) -> Iterator[StreamChunk]:
+    ) -> Generator[StreamChunk, None, None]:
         (request,) = self._requests([prompt], params)
         if request.sampling.n != 1:
             raise InputError(f"n={request.sampling.n} cannot be streamed; use generate()")
         return self._stream_request(request)
 
-    def _stream_request(self, request: Request) -> Iterator[StreamChunk]:
-        with self._lock:
-            for sequence, delta in self._loop.run([request]):
+    def _stream_request(self, request: Request) -> Generator[StreamChunk, None, None]:
+        with self._turn(), closing(self._loop.run([request])) as events:
+            for sequence, delta in events:
                 yield StreamChunk(
                     text=delta.text,
                     reasoning=delta.reasoning,

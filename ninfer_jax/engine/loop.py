@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -49,7 +49,7 @@ class GenerationLoop:
         self._marked_lanes: set[int] = set()
         self._membership_changed = True
 
-    def run(self, requests: list[Request]) -> Iterator[Event]:
+    def run(self, requests: list[Request]) -> Generator[Event, None, None]:
         """Run requests to their ends, yielding what each commit adds to a sequence.
 
         Closing the iterator aborts whatever still runs; every lane and page is free afterwards.

@@ -1,4 +1,4 @@
-"""Paged attention in plain JAX: page by page with an online softmax, so that work follows the real context length."""
+"""Paged attention in plain JAX: a few pages at a time with an online softmax, so that work follows the real context."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 _EXACT = jax.lax.Precision.HIGHEST
+_PAGES_PER_STEP = 4
+"""Pages that one step of the loop reads: fewer steps, and products large enough to be worth launching."""
 _MASKED = -1e30  # finite, so that exp(masked - masked) is never NaN
 
 
@@ -43,23 +45,31 @@ def paged_attention(
     grouped = q.reshape(B, T, K, N // K, D)
     position = starts[:, None] + jnp.arange(T, dtype=starts.dtype)[None, :]
 
-    def one_page(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    # The table is padded with the null page; nothing there is ever in sight of a query.
+    steps = -(-block_tables.shape[1] // _PAGES_PER_STEP)
+    padding = steps * _PAGES_PER_STEP - block_tables.shape[1]
+    tables = jnp.pad(block_tables, [(0, 0), (0, padding)]).reshape(B, steps, _PAGES_PER_STEP)
+    span = _PAGES_PER_STEP * P
+
+    def read(pages: Array, page: Array) -> Array:
+        return jnp.swapaxes(pages[layer, page], 1, 2).reshape(B, K, span, D)
+
+    def one_step(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         peak, total, out = carry
-        page = jax.lax.dynamic_index_in_dim(block_tables, j, axis=1, keepdims=False)
-        k, v = k_pages[layer, page], v_pages[layer, page]
+        page = jax.lax.dynamic_index_in_dim(tables, j, axis=1, keepdims=False)
+        k, v = read(k_pages, page), read(v_pages, page)
         scores = scale * jnp.einsum(
-            "btkgd,bkpd->bkgtp", grouped, k, precision=_EXACT, preferred_element_type=jnp.float32
+            "btkgd,bksd->bkgts", grouped, k, precision=_EXACT, preferred_element_type=jnp.float32
         )
-        key = j * P + jnp.arange(P, dtype=starts.dtype)
-        seen = key[None, None, :] <= position[:, :, None]
-        scores = jnp.where(seen[:, None, None], scores, _MASKED)
+        key = j * span + jnp.arange(span, dtype=starts.dtype)
+        seen = (key[None, None, :] <= position[:, :, None])[:, None, None]
+        scores = jnp.where(seen, scores, _MASKED)
         new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
         shrink = jnp.exp(peak - new_peak)
-        weight = jnp.where(seen[:, None, None], jnp.exp(scores - new_peak[..., None]), 0.0)
+        weight = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
         total = total * shrink + jnp.sum(weight, axis=-1)
-        # float32 weights against the pages' own dtype would promote; one explicit cast keeps the product in v's dtype.
         value = jnp.einsum(
-            "bkgtp,bkpd->bkgtd",
+            "bkgts,bksd->bkgtd",
             weight.astype(v.dtype),
             v,
             precision=_EXACT,
@@ -74,7 +84,7 @@ def paged_attention(
         jnp.zeros((*rows, D), jnp.float32),
     )
     used = jnp.max(starts + lengths)
-    _, total, out = jax.lax.fori_loop(0, (used + P - 1) // P, one_page, empty)
+    _, total, out = jax.lax.fori_loop(0, (used + span - 1) // span, one_step, empty)
     # A row without any key (inactive rows) yields zeros, not NaN.
     out = out / jnp.where(total > 0, total, 1.0)[..., None]
     return jnp.moveaxis(out, 3, 1).reshape(B, T, N, D).astype(q.dtype)

@@ -206,6 +206,14 @@ def test_closing_a_stream_gives_everything_back(engine):
     assert len(engine.generate("Hello", GREEDY)[0].outputs[0].token_ids) == 12
 
 
+def test_a_second_request_from_inside_a_stream_is_refused_not_deadlocked(engine):
+    stream = engine.stream("Hello", GREEDY)
+    next(stream)
+    with pytest.raises(nj.InputError, match="still open"):
+        engine.generate("Hello", GREEDY)
+    assert len([c for c in stream if c.output]) == 1
+
+
 def test_an_exception_in_the_consumer_gives_everything_back(engine):
     def consume():
         for _ in engine.stream("Hello", GREEDY):
