@@ -27,6 +27,9 @@ from ninfer_jax.program.plans import (
     SamplingRows,
 )
 
+# XLA's older CPU code for fusions is 10 to 40% faster on these units and compiles faster; jax 0.11 no longer has it.
+_CPU_OPTIONS = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+
 
 class Program:
     """Owns every mutable device array of one model (OWN-06, OWN-11).
@@ -177,9 +180,11 @@ class Program:
         lower("sample", sampler.sample, self._sampler, logits, sampling, i32(rows), donate=0)
         marks = (i32(), i32(vocab), _array(jnp.bool_, vocab), f32(vocab))
         lower("install_row", sampler.install_row, self._sampler, *marks, donate=0)
+        (device,) = self._sampled.devices()
+        options = _CPU_OPTIONS if device.platform == "cpu" else {}
         # Compilation releases the interpreter lock; the largest units come first.
         with ThreadPoolExecutor() as pool:
-            compiled = pool.map(lambda unit: unit.compile(), lowered.values())
+            compiled = pool.map(lambda unit: unit.compile(options), lowered.values())
             self._units = dict(zip(lowered, compiled, strict=True))
 
 
