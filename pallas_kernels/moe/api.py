@@ -46,5 +46,10 @@ def routed_experts(
       Like `x`. Up to `reference.GATHER_TOKENS` tokens a row does not depend on the other rows bit for bit.
     """
     pick("routed_experts", implementation, pallas_unavailable=NO_KERNEL_YET)
-    form = reference.gathered if x.shape[0] <= reference.GATHER_TOKENS else reference.sorted_blocks
+    if x.shape[0] <= reference.GATHER_TOKENS:
+        form = reference.gathered
+    elif gate_up.shape[0] <= reference.DENSE_RATIO * experts.shape[1]:
+        form = reference.all_experts
+    else:
+        form = reference.sorted_blocks
     return form(x, weights, experts, gate_up, down)

@@ -1,4 +1,4 @@
-"""Routed experts in plain JAX, in two forms: a gather for few tokens, expert-sorted blocks for many."""
+"""Routed experts in plain JAX: a gather for few tokens; for many, all experts or expert-sorted blocks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from jaxtyping import Array, Float, Int
 _EXACT = jax.lax.Precision.HIGHEST
 GATHER_TOKENS = 16
 """Up to this many tokens the chosen experts' weights are gathered, one product a (token, expert) pair."""
+DENSE_RATIO = 4
+"""Up to this many experts for each chosen one, all experts are computed."""
 _BLOCK = 64
 
 
@@ -42,6 +44,27 @@ def gathered(
         preferred_element_type=jnp.float32,
     ).astype(x.dtype)
     return jnp.sum(y * weights[:, :, None], axis=1)
+
+
+def all_experts(
+    x: Float[Array, "n H"],
+    weights: Float[Array, "n k"],
+    experts: Int[Array, "n k"],
+    gate_up: Float[Array, "E two_i H"],
+    down: Float[Array, "E H i"],
+) -> Float[Array, "n H"]:
+    """Every expert on every token, unchosen ones weighted by zero: two large products, E / k times the arithmetic."""
+    n, E = x.shape[0], gate_up.shape[0]
+    share = jnp.zeros((n, E), x.dtype).at[jnp.arange(n)[:, None], experts].add(weights)
+    h = jnp.einsum(
+        "nh,efh->nef", x, gate_up, precision=_EXACT, preferred_element_type=jnp.float32
+    ).astype(x.dtype)
+    gate, up = jnp.split(h, 2, axis=-1)
+    chosen = (share > 0)[:, :, None]  # a product with zero would let an overflow through as NaN
+    weighted = jnp.where(chosen, jax.nn.silu(gate) * up * share[:, :, None], 0)
+    return jnp.einsum(
+        "nei,ehi->nh", weighted, down, precision=_EXACT, preferred_element_type=jnp.float32
+    ).astype(x.dtype)
 
 
 def sorted_blocks(

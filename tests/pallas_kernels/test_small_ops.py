@@ -72,10 +72,13 @@ def expert_oracle(x, weights, experts, gate_up, down):
     return out
 
 
+@pytest.mark.parametrize(
+    "E", [12, 20]
+)  # computed all, and sorted, for more tokens than are gathered
 @pytest.mark.parametrize("n", [1, 8, 16, 17, 100, 257])
-def test_routed_experts(n):
+def test_routed_experts(n, E):
     rng = np.random.default_rng(n)
-    E, k, H, width = 12, 3, 16, 8
+    k, H, width = 3, 16, 8
     f = lambda *s: jnp.asarray(rng.standard_normal(s), jnp.float32)  # noqa: E731
     x, gate_up, down = f(n, H), f(E, 2 * width, H), f(E, H, width)
     logits = f(n, E).at[:, 5].add(3.0)  # one popular expert, some never chosen
@@ -86,7 +89,7 @@ def test_routed_experts(n):
     assert np.abs(np.asarray(out) - want).max() <= 1e-5 * np.abs(want).max()
 
 
-def test_both_forms_agree_and_gathered_rows_are_independent():
+def test_all_forms_agree_and_gathered_rows_are_independent():
     rng = np.random.default_rng(9)
     f = lambda *s: jnp.asarray(rng.standard_normal(s), jnp.float32)  # noqa: E731
     x, gate_up, down = f(16, 16), f(6, 8, 16), f(6, 16, 4)
@@ -94,6 +97,8 @@ def test_both_forms_agree_and_gathered_rows_are_independent():
     gathered = jax.jit(moe.gathered)(x, weights, experts, gate_up, down)
     blocks = jax.jit(moe.sorted_blocks)(x, weights, experts, gate_up, down)
     np.testing.assert_allclose(gathered, blocks, rtol=1e-4, atol=1e-5)
+    dense = jax.jit(moe.all_experts)(x, weights, experts, gate_up, down)
+    np.testing.assert_allclose(gathered, dense, rtol=1e-4, atol=1e-5)
     order = jnp.asarray(rng.permutation(16))
     mixed = jax.jit(moe.gathered)(x[order], weights[order], experts[order], gate_up, down)
     assert np.array_equal(mixed, gathered[order])
