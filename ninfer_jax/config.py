@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ninfer_jax.errors import CapacityError, InputError
 
 PAGE_TOKENS = 64
-"""P: tokens in a KV page (KV-04). Mirrored from the model state, checked against it at start."""
+"""P: tokens in a KV page (KV-04)."""
 
 
 @dataclass(frozen=True)

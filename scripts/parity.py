@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import ninfer_jax as nj
+from ninfer_jax.config import PAGE_TOKENS
 from ninfer_jax.models.qwen3_5 import trunk
-from ninfer_jax.models.qwen3_5.state import PAGE_TOKENS, new_device_state
+from ninfer_jax.models.qwen3_5.state import new_device_state
 
 LOGITS = 1e-3
 """Limit on the difference of float32 logits; Hugging Face's own chunked prefill moves them by 2e-4."""

@@ -18,10 +18,11 @@ from jaxtyping import Array, Float, Int
 
 from artifacts import Checkpoint, open_checkpoint
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
+from ninfer_jax.config import PAGE_TOKENS
 from ninfer_jax.errors import CapacityError
 from ninfer_jax.models.qwen3_5 import trunk
 from ninfer_jax.models.qwen3_5.params import TextParameters, load_parameters, random_parameters
-from ninfer_jax.models.qwen3_5.state import PAGE_TOKENS, DeviceState, new_device_state
+from ninfer_jax.models.qwen3_5.state import DeviceState, new_device_state
 
 ArrayLike = Array | np.ndarray
 

@@ -15,9 +15,9 @@ from jax.stages import Lowered
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.config import Limits
 from ninfer_jax.models.model import Model
-from ninfer_jax.models.qwen3_5.state import PAGE_TOKENS, new_device_state
+from ninfer_jax.models.qwen3_5.state import new_device_state
 from ninfer_jax.program import sampler, units
-from ninfer_jax.program.allocator import Lease
+from ninfer_jax.program.allocator import Lease, pages_for
 from ninfer_jax.program.plans import (
     DecodePlan,
     ForkPlan,
@@ -83,7 +83,7 @@ class Program:
 
     def fork(self, source: Lease, target: Lease, tokens: int) -> None:
         """Copy the first `tokens` tokens' position from one lease to another."""
-        count = -(-tokens // PAGE_TOKENS)
+        count = pages_for(tokens)
         pages = [
             np.where(np.arange(self.limits.blocks) < count, x.block_table, 0)
             for x in (source, target)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
+from ninfer_jax.config import PAGE_TOKENS
 from ninfer_jax.models.qwen3_5 import trunk
 from ninfer_jax.models.qwen3_5.params import TextParameters
-from ninfer_jax.models.qwen3_5.state import PAGE_TOKENS, DeviceState
+from ninfer_jax.models.qwen3_5.state import DeviceState
 from ninfer_jax.program import sampler
 from ninfer_jax.program.plans import DecodePlan, ForkPlan, PrefillPlan, PromptLogprobs
 

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
-
-PAGE_TOKENS = 64
-"""P: tokens in a KV page (KV-04)."""
+from ninfer_jax.config import PAGE_TOKENS
 
 
 @flax.struct.dataclass
