@@ -127,7 +127,7 @@ def _play(move: Move, driver: WorldDriver) -> None:
         driver.finish_transfer(move.kind == "complete")
     elif move.kind == "cancel" and driver.live:
         driver.cancel(driver.live[move.which % len(driver.live)])
-    elif move.kind == "clear":
+    elif move.kind == "clear" and not driver.transfer:
         driver.clear_cache()
 
 
