@@ -224,7 +224,9 @@ def _plan(
         recovery=request.frontier if request.phase == "paused" else -1,
     )
     other = tuple(
-        e for e in (Edge(request.waiter, request.wait),) if e.checkpoint != cid and step.holds(e)
+        e
+        for e in (Edge(request.waiter, request.wait), Edge(request.holder, request.snapshot))
+        if e.checkpoint != cid and step.holds(e)
     )
     stay = {cid, *(e.checkpoint for e in retire)}
     return feasible(
