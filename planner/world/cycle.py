@@ -214,9 +214,7 @@ def _make_room(step: Step, r: Resident, gaps: Gaps) -> bool:
     """True: capacity is free now. False: the row waits, for a release that is under way or for others."""
     if step.physical.transaction is not None or any(o.ending or o.pausing for o in step.residents):
         return False
-    rights = Rights(
-        reused_before=FOREVER, waiters=r.request, snapshots=r.request, demote=step.demote
-    )
+    rights = Rights(reused_before=FOREVER, waiters=0, snapshots=r.request, demote=step.demote)
     relief = relieve(step, gaps, rights)
     if relief is None:
         return _choose_victim(step, r)
