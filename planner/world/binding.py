@@ -51,8 +51,7 @@ def feasible(step: Step, target: Target, rights: Rights) -> Plan | None:
         relief = relieve(step, wanted, rights)
         if relief is None:
             return None
-        own = {e.checkpoint for e in base.release}
-        more = tuple(e for e in relief.release if e.checkpoint not in own)
+        more = tuple(e for e in relief.release if e not in base.release)
         target = replace(
             base,
             release=(*base.release, *more),
