@@ -16,7 +16,7 @@ from planner.world.eviction import FOREVER, Gaps, Rights, relieve
 from planner.world.requests import Resident, chunk_end, token_at
 from planner.world.step import CapacityContractError, Job, Step, Unit, UnitRow
 
-DEPTH = 1
+DEPTH = 2
 """Units of one request in flight: the next is launched before the last one's results are read."""
 
 
