@@ -159,7 +159,7 @@ def _may_decode(step: Step, r: Resident) -> bool:
         return len(r.units) < DEPTH
     if r.asked >= r.max_tokens or len(r.units) >= DEPTH:
         return False
-    if r.units and 0 < r.asked <= r.synchronous:
+    if r.units and r.committed < r.synchronous:
         return False
     return r.position != r.prompt_length - 1 or saving.due(step, r) is None
 
