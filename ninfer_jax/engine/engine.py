@@ -11,17 +11,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 from tqdm import tqdm
 
 from artifacts import open_checkpoint
-from ninfer_jax.config import EngineConfig, Limits
+from ninfer_jax.config import EngineConfig
 from ninfer_jax.engine.loop import GenerationLoop
 from ninfer_jax.engine.request import Request, new_request
 from ninfer_jax.errors import InputError
 from ninfer_jax.frontend import Frontend, PreparedPrompt
 from ninfer_jax.models import Model, model_from_checkpoint
 from ninfer_jax.outputs import RequestOutput, StreamChunk
+from ninfer_jax.program import startup
 from ninfer_jax.program.allocator import Allocator, pages_for
 from ninfer_jax.program.program import Program
 from ninfer_jax.sampling_params import SamplingParams
@@ -34,14 +34,14 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, frontend: Frontend, limits: Limits, name: str = "model"
+        self, model: Model, frontend: Frontend, program: Program, name: str = "model"
     ) -> None:
         self.model = model
         self.frontend = frontend
-        self.limits = limits
+        self.limits = program.limits
         self.name = name
-        self._program = Program(model, limits)
-        self._allocator = Allocator(limits)
+        self._program = program
+        self._allocator = Allocator(program.limits)
         self._loop = GenerationLoop(self._program, self._allocator, frontend)
         self._lock = threading.Lock()
         self._running_thread: int | None = None
@@ -59,17 +59,15 @@ class Engine:
         """Open a checkpoint or artifact folder and start an engine on it. See `ninfer_jax.load`."""
         config = config or EngineConfig()
         checkpoint = open_checkpoint(path, verify=verify)
-        limits = config.resolve(
-            model_context=checkpoint.config.max_position_embeddings,
-            platform=jax.devices()[0].platform,
-        )
+        # A configuration that cannot work is refused before the weights are read.
+        limits = startup.resolve(config, checkpoint.config, startup.measure())
         frontend = Frontend.from_resources(
             checkpoint.frontend,
             vocab_size=checkpoint.config.vocab_size,
             chat_template=chat_template,
         )
         model = model_from_checkpoint(checkpoint, limits.dtype)
-        return cls(model, frontend, limits, checkpoint.name)
+        return cls(model, frontend, startup.start(model, config), checkpoint.name)
 
     def generate(
         self,
@@ -144,7 +142,7 @@ class Engine:
         return self._stream(prepared, sampling_params)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held on the device, by use."""
+        """Bytes by use on the device and the host; see `Program.memory`."""
         return self._program.memory()
 
     @property
@@ -153,7 +151,7 @@ class Engine:
         limits = self.limits
         return self._allocator.available == (
             limits.max_concurrency,
-            limits.max_concurrency,
+            limits.slots,
             limits.pages,
         )
 

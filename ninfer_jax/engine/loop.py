@@ -18,9 +18,11 @@ from ninfer_jax.engine.request import Logprobs, Request, Sequence, sampler_row
 from ninfer_jax.errors import EngineFailure
 from ninfer_jax.frontend import Frontend, OutputDelta
 from ninfer_jax.outputs import Logprob
-from ninfer_jax.program.allocator import Allocator
-from ninfer_jax.program.plans import DecodePlan, Sampled, SamplingRows
+from ninfer_jax.program.allocator import Allocator, pages_for
+from ninfer_jax.program.plans import Sampled, SamplingRows
 from ninfer_jax.program.program import Program
+from planner import Copy
+from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
 
 Event = tuple[Sequence, OutputDelta]
 
@@ -84,6 +86,8 @@ class GenerationLoop:
                 sequence.lease = self._allocator.admit(request.total_tokens)
                 self._running[sequence.lease.lane] = sequence
                 sequence.forced = request.prompt.token_ids[-1]
+                pages = tuple(sequence.lease.block_table[: sequence.lease.pages].tolist())
+                self._program.publish_table(PublishTable(sequence.lease.lane, 0, pages))
                 self._mark(sequence)
             self._membership_changed = True
             self._prefill(request)
@@ -97,14 +101,21 @@ class GenerationLoop:
         start, end = 0, len(ids) - 1
         while start < end:
             size = self._chunk(end - start)
-            hidden = self._program.prefill(ids[start : start + size], start, first)
+            unit = RunPrefill(0, 0, first.lane, start, size, first.slot, first.slot)
+            hidden = self._program.prefill(unit, ids[start : start + size])
             if request.sampling.prompt_logprobs is not None:
                 targets = ids[start + 1 : start + size + 1]
                 scored.append((targets, self._program.prompt_logprobs(hidden, targets)))
             start += size
         for lease in others:
             assert lease is not None
-            self._program.fork(first, lease, end)
+            count = pages_for(end)
+            pairs = zip(first.block_table[:count], lease.block_table[:count], strict=True)
+            copies = [Copy("image", "d2d", -1, first.slot, lease.slot, 0)]
+            copies += [
+                Copy("page", "d2d", 0, int(source), int(target), 0) for source, target in pairs
+            ]
+            self._program.start_transfer(RunTransfer(0, tuple(copies))).complete()
         if request.sampling.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
             for targets, result in scored:
@@ -145,26 +156,20 @@ class GenerationLoop:
             return None
         if self._membership_changed:
             self._freeze_rows()
-        limits = self._program.limits
-        C = limits.max_concurrency
-        forced, positions = np.full(C, -1, np.int32), np.zeros(C, np.int32)
-        slots, tables = self._slots, self._tables
-        if len(rows) < len(self._running):
-            # A row that has launched its last step sits this one out: it must not run past its pages.
-            idle = [lane for lane in self._running if lane not in rows]
-            slots, tables = slots.copy(), tables.copy()
-            slots[idle], tables[idle] = 0, 0
+        positions = np.zeros(self._program.limits.max_concurrency, np.int32)
+        orders = []
         for lane, sequence in rows.items():
-            forced[lane], positions[lane] = sequence.forced, sequence.position
+            assert sequence.lease is not None
+            slot = sequence.lease.slot
+            orders.append(DecodeRow(0, lane, sequence.position, sequence.forced, slot, slot))
+            positions[lane] = sequence.position
             sequence.forced = -1
             sequence.launched += 1
             sequence.request.decode_steps += 1
         control = {
             lane: tokens[0] for lane, s in rows.items() if (tokens := s.session.control_tokens())
         }
-        idle_rows = [lane for lane in range(C) if lane not in rows]
-        forced[idle_rows] = 0
-        logits = self._program.decode(DecodePlan(forced, positions, tables, slots))
+        logits = self._program.decode(RunDecode(0, tuple(orders)))
         if any(s.needs_full_sampler for s in rows.values()):
             sampled = self._program.sample(logits, self._sampling, positions + 1)
             return _Step(rows, sampled.tokens, sampled.healthy, sampled, control)
@@ -173,8 +178,7 @@ class GenerationLoop:
 
     def _freeze_rows(self) -> None:
         """Rebuild what stays the same until the membership changes again."""
-        C, L = self._program.limits.max_concurrency, self._program.limits.blocks
-        self._slots, self._tables = np.zeros(C, np.int32), np.zeros((C, L), np.int32)
+        C = self._program.limits.max_concurrency
         columns = {
             "temperature": np.zeros(C, np.float32),
             "top_k": np.zeros(C, np.int32),
@@ -186,9 +190,6 @@ class GenerationLoop:
         }
         seed = np.zeros((C, 2), np.uint32)
         for lane, sequence in self._running.items():
-            assert sequence.lease is not None
-            self._slots[lane] = sequence.lease.slot
-            self._tables[lane] = sequence.lease.block_table
             for name, column in columns.items():
                 column[lane] = getattr(sequence.request.sampling, name)
             seed[lane] = sequence.seed >> 32, sequence.seed & 0xFFFFFFFF
