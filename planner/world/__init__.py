@@ -1,5 +1,6 @@
 """The logical half of the planner: requests, catalog, scheduler, and `advance`, over the physical core."""
 
+from planner.world.checks import check_world
 from planner.world.commands import (
     Admitted,
     Command,
@@ -24,11 +25,14 @@ from planner.world.events import (
     TransferFinished,
     UnitFinished,
 )
+from planner.world.step import CapacityContractError, World
+from planner.world.world import advance, new_world
 
 __all__ = [
     "Admitted",
     "CacheCleared",
     "Cancelled",
+    "CapacityContractError",
     "Command",
     "CostModel",
     "DecodeRow",
@@ -47,5 +51,9 @@ __all__ = [
     "TransferCost",
     "TransferFinished",
     "UnitFinished",
+    "World",
     "WorldConfig",
+    "advance",
+    "check_world",
+    "new_world",
 ]

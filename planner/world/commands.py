@@ -119,13 +119,5 @@ class Note:
 
 
 Command = (
-    PublishTable
-    | RunTransfer
-    | RunPrefill
-    | RunDecode
-    | Admitted
-    | Resumed
-    | Paused
-    | Ended
-    | Note
+    PublishTable | RunTransfer | RunPrefill | RunDecode | Admitted | Resumed | Paused | Ended | Note
 )

@@ -1,0 +1,448 @@
+"""Making requests resident, for the first time or again, and taking them off (SRC, CAT, PR)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.checkpoints import Identity
+from planner.errors import BusyError, PlannerError
+from planner.physical import Result, sequence
+from planner.plans import Bind, Edge, PageRange, Pause, Plan, Target
+from planner.retention import Discard
+from planner.transactions import assess
+from planner.world import records
+from planner.world.commands import Admitted, Paused, Resumed
+from planner.world.eviction import FOREVER, Gaps, Rights, relieve
+from planner.world.records import Demand, Record
+from planner.world.requests import (
+    Request,
+    Resident,
+    Save,
+    chunk_end,
+    ledger,
+    opportunities,
+    token_at,
+)
+from planner.world.sources import Source, sources
+from planner.world.step import Job, Step
+
+ROUNDS = 6
+"""How often a plan is asked again with more relief; each round closes every gap it was told of."""
+
+
+def free_lanes(step: Step) -> int:
+    """Lanes that nobody holds or is about to take."""
+    return step.physical.layout.concurrency - len(step.physical.sequences)
+
+
+def feasible(step: Step, target: Target, rights: Rights) -> Plan | None:
+    """A plan for ``target``, with whatever the rights allow given up for it; None: not now."""
+    wanted: Gaps = {}
+    base = target
+    for _ in range(ROUNDS):
+        try:
+            verdict = assess(step.physical, target)
+        except BusyError:
+            return None
+        if isinstance(verdict, Plan):
+            return verdict
+        for name, n in verdict.gaps:
+            wanted[name] = wanted.get(name, 0) + n
+        relief = relieve(step, wanted, rights)
+        if relief is None:
+            return None
+        own = {e.checkpoint for e in base.release}
+        more = tuple(e for e in relief.release if e.checkpoint not in own)
+        target = replace(
+            base,
+            release=(*base.release, *more),
+            demote=(*base.demote, *relief.demote),
+            drop_host=(*base.drop_host, *relief.drop_host),
+        )
+    return None
+
+
+def give_up(step: Step, plan: Plan, beneficiary: int) -> None:
+    """Say what a plan that is about to start gives up, before the edges are gone."""
+    who = f"request {beneficiary}" if beneficiary else "the pool"
+    edges = set(plan.target.release)
+    for cid in dict.fromkeys(e.checkpoint for e in plan.target.release):
+        ck = step.checkpoint(cid)
+        if ck is None or any(Edge(o, cid) not in edges for o in ck.holders):
+            continue  # somebody keeps it
+        step.lose(cid, f"evicted to make room for {who}")
+        step.note(beneficiary, "evicted", f"checkpoint {cid} at {ck.frontier} tokens for {who}")
+
+
+def commit_release(step: Step, edges: tuple[Edge, ...]) -> None:
+    """Bring catalog and queue up to date after edges are gone."""
+    step.forget(edges)
+    for request in tuple(step.requests.values()):
+        if request.wait and Edge(request.waiter, request.wait) in edges:
+            step.put(replace(request, wait=0))
+            step.note(request.id, "revoked", f"its hold of checkpoint {request.wait}")
+        if request.snapshot and Edge(request.holder, request.snapshot) in edges:
+            step.put(replace(step.request(request.id), snapshot=0))
+            step.note(request.id, "revoked", "its pause snapshot; it will be replayed")
+
+
+def start(step: Step, plan: Plan, job: Job) -> None:
+    """Open the transaction; what it releases is gone from here on, whatever becomes of it (TX-13)."""
+    step.start(plan, job)
+    commit_release(step, plan.target.release)
+
+
+# Admission and resume
+
+
+def prepare_saves(step: Step, request: Request) -> Request:
+    """The opportunities and splits of a request, fixed once it is admitted.
+
+    Where the prompt leaves an earlier one, at the last page boundary before, a shared entry may be
+    saved although nobody asked: two different inputs have computed that far (EV-05).
+    """
+    if request.admitted:
+        return request
+    if not (request.spec.cache and step.config.cache):
+        return replace(request, stops=request.spec.splits)
+    config, prompt = step.config, request.spec.prompt
+    saves = {s.frontier: s for s in opportunities(request.spec, config.anchors, config.markers)}
+    page = step.physical.layout.page_tokens
+    leave = divergence(step, prompt) // page * page
+    if leave and leave not in saves and leave < prompt.frontier:
+        known = any(
+            ck.frontier == leave and prompt.tokens.startswith(ck.identity.tokens)
+            for ck in step.physical.checkpoints.values()
+        )
+        if not known:
+            saves[leave] = Save(leave, ("shared",), observed=True)
+    ordered = tuple(saves[f] for f in sorted(saves))
+    stops = tuple(sorted({*saves, *request.spec.splits}))
+    return replace(request, saves=ordered, stops=stops)
+
+
+def divergence(step: Step, prompt: Identity) -> int:
+    """The longest prefix that ``prompt`` shares with an earlier input without containing it whole."""
+    first = prompt.tokens[: 4 * step.physical.layout.page_tokens]
+    known = [ck.identity for ck in step.physical.checkpoints.values()]
+    best = 0
+    for other in (*step.catalog.recent, *known):
+        if not other.tokens.startswith(first) or other.mode != prompt.mode:
+            continue
+        best = max(best, common_tokens(prompt.tokens, other.tokens))
+    return min(best, prompt.frontier - 1)
+
+
+def common_tokens(a: bytes, b: bytes) -> int:
+    """Length in tokens of the common prefix of two int32 byte strings."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n // 4
+    lo, hi = 0, n
+    while hi - lo > 1:
+        middle = (lo + hi) // 2
+        if a[lo:middle] == b[lo:middle]:
+            lo = middle
+        else:
+            hi = middle
+    return lo // 4
+
+
+def retired_points(step: Step, source: Source, prompt: Identity) -> tuple[Edge, ...]:
+    """Points of a record that is taken over which the new history does not carry on (CAT-07, CAT-18)."""
+    record = step.record(source.record)
+    if record is None or not source.take:
+        return ()
+    gone = []
+    for cid in record.points:
+        ck = step.checkpoint(cid)
+        if ck is None:
+            continue
+        carried = ck.frontier <= source.frontier and ck.identity.prefix_of(prompt)
+        if not carried or (cid == source.checkpoint and cid == record.endpoint != record.input):
+            gone.append(Edge(record.owner, cid))
+    return tuple(gone)
+
+
+def try_bind(step: Step, request: Request, rights: Rights, *, all_sources: bool = False) -> bool:
+    """Start a bind of a waiting or paused request; False: nothing changed but its waiting reference.
+
+    The best source is kept and waited for where the binding does not fit yet (SRC-09);
+    ``all_sources`` tries the others too, root last (SRC-10).
+    """
+    resume = request.phase == "paused"
+    request = prepare_saves(step, request)
+    step.put(request)
+    prompt = ledger(request.spec.prompt, request.outputs)
+    limit = max(request.frontier, 0) if resume else request.prompt_length - 1
+    ranked = sources(step, request, prompt, limit)
+    if resume and request.snapshot:
+        ranked = [Source(0, 0, request.frontier, False, False, 0, request.snapshot), *ranked]
+    elif request.wait and not all_sources:
+        kept = [s for s in ranked if s.checkpoint == request.wait]
+        if kept and kept[0].cost <= ranked[0].cost:
+            ranked = [*kept, *ranked]
+    for source in ranked if all_sources else ranked[:1]:
+        plan = _plan(step, request, source, prompt, rights)
+        if plan is None:
+            continue
+        give_up(step, plan, request.id)
+        _open(step, request, source, plan)
+        return True
+    if not resume:
+        _wait_for(step, request, ranked[0])
+    return False
+
+
+def _first_unit(step: Step, request: Request, frontier: int) -> int:
+    """Tokens that must be mappable before the request may be resident (TX-12)."""
+    if request.phase == "paused":  # rebuild to the old frontier and one real unit more (PR-07)
+        frontier = request.frontier
+    if frontier < request.prompt_length - 1:
+        return chunk_end(request, frontier, step.config.prefill_chunk, 0)
+    return frontier + 1
+
+
+def _plan(
+    step: Step, request: Request, source: Source, prompt: Identity, rights: Rights
+) -> Plan | None:
+    owner = source.record if source.take else (request.owner or step.next_owner)
+    cid = source.checkpoint
+    retire = list(retired_points(step, source, prompt))
+    if request.wait and request.wait == cid:
+        retire.append(Edge(request.waiter, cid))
+    if request.snapshot and request.snapshot == cid:
+        retire.append(Edge(request.holder, cid))
+    tokens = _first_unit(step, request, source.frontier)
+    pools = len(step.physical.pools)
+    bind = Bind(
+        owner,
+        (tokens,) * pools,
+        prompt,
+        cid,
+        tuple(retire),
+        recovery=request.frontier if request.phase == "paused" else -1,
+    )
+    other = tuple(
+        e for e in (Edge(request.waiter, request.wait),) if e.checkpoint != cid and step.holds(e)
+    )
+    stay = {cid, *(e.checkpoint for e in retire)}
+    return feasible(
+        step,
+        Target(bind, release=other),
+        replace(rights, protect=rights.protect | stay),
+    )
+
+
+def _open(step: Step, request: Request, source: Source, plan: Plan) -> None:
+    """Make the record that the bind serves, and open the transaction."""
+    bind = plan.target.action
+    assert isinstance(bind, Bind)
+    if not source.take and not request.owner:
+        step.new_owner()
+    job = Job("bind", request.id, bind.owner, source.checkpoint, retire=bind.retire)
+    step.waiting = tuple(t for t in step.waiting if t != request.id)
+    step.put(replace(request, phase="binding", source=source.checkpoint))
+    record = step.record(bind.owner)
+    record = record or Record(bind.owner, request.spec.session)
+    step.put_record(record._replace(request=request.id))
+    start(step, plan, job)
+
+
+def _wait_for(step: Step, request: Request, source: Source) -> None:
+    """Hold the chosen checkpoint while waiting (SRC-12); moves the hold when the choice changed."""
+    if request.wait == source.checkpoint or step.physical.transaction is not None:
+        return
+    if request.wait:
+        step.release((Edge(request.waiter, request.wait),))
+    waiter = request.waiter or step.new_owner()
+    if source.checkpoint:
+        step.retain(source.checkpoint, waiter)
+    step.put(replace(request, waiter=waiter, wait=source.checkpoint))
+
+
+def adopt(step: Step, job: Job, result: Result) -> None:
+    """A bind committed: the request is resident (SRC-18)."""
+    request = step.request(job.request)
+    resumed = request.admitted
+    step.forget(job.retire)
+    q = sequence(step.physical, result.sequence)
+    read, write = step.slots(q.id)
+    spec = request.spec
+    resident = Resident(
+        request.id, q.id, q.rows[0], q.position, len(request.outputs) // 4, (), request.outputs,
+        request.frontier, 0, read, write, request.prompt_length, spec.max_tokens, spec.synchronous,
+        token_at(spec.prompt.tokens, request.prompt_length - 1),
+    )  # fmt: skip
+    resident = step.publish_table(resident, 0)
+    step.residents.append(resident)
+    step.residents.sort()
+    own = request.snapshot and request.snapshot == job.source
+    if job.source and not own:
+        _credit(step, job, request, q.position)
+    record = step.record(job.owner)
+    assert record is not None
+    step.put_record(record._replace(request=request.id, session=spec.session))
+    step.put(
+        replace(
+            request, phase="resident", owner=job.owner, wait=0, snapshot=0, admitted=True,
+            saves=tuple(s for s in request.saves if s.frontier >= q.position),
+        )
+    )  # fmt: skip
+    step.paused = tuple(t for t in step.paused if t != request.id)
+    if resumed:
+        step.commands.append(Resumed(request.id, resident.lane, q.position))
+    else:
+        recent = (*step.catalog.recent, spec.prompt)[-LOOK_BACK:]
+        if spec.cache and step.config.cache:
+            step.catalog = step.catalog._replace(recent=recent)
+        step.commands.append(Admitted(request.id, resident.lane, q.position, job.source))
+        _explain(step, request, q.position)
+        for ticket in step.waiting:
+            if ticket < request.id:
+                older = step.request(ticket)
+                step.put(replace(older, bypassed=older.bypassed + 1))
+    if request.cancelled:
+        step.put_resident(resident._replace(ending="cancelled"))
+
+
+LOOK_BACK = 64
+"""Prompts remembered to find where a new one leaves them."""
+
+
+def _credit(step: Step, job: Job, request: Request, position: int) -> None:
+    """Evidence of a real cross-request adoption (EV-02, EV-05)."""
+    now = step.tick()
+    point = request.spec.prompt.prefix(min(position, request.prompt_length))
+    limit = step.config.digest
+    step.catalog = records.observe(
+        step.catalog, point, request.id, now, limit, adopted=not request.admitted
+    )
+    if request.admitted:
+        return  # a request's own resume refreshes nothing (EV-03)
+    demand = Demand(now, position)
+    record = step.record(job.owner)
+    if record is not None:
+        step.put_record(record._replace(demand=demand))
+    ck = step.checkpoint(job.source)
+    for owner in ck.holders if ck is not None else ():
+        entry, parent = step.catalog.entries.get(owner), step.record(owner)
+        if entry is not None:
+            entries = step.catalog.entries.set(owner, entry._replace(demand=demand))
+            step.catalog = step.catalog._replace(entries=entries)
+        elif parent is not None and owner != job.owner and position >= parent.demand.proven:
+            step.put_record(parent._replace(demand=demand))
+
+
+def _explain(step: Step, request: Request, reused: int) -> None:
+    """Say where a request started and why not deeper."""
+    prompt, total = request.spec.prompt, request.prompt_length
+    step.note(request.id, "source", f"reuses {reused} of {total} prompt tokens")
+    if not (request.spec.cache and step.config.cache):
+        step.note(request.id, "miss", "its cache mode is off: it starts from root")
+        return
+    known = [*step.catalog.recent[:-1], *(c.identity for c in step.physical.checkpoints.values())]
+    best = max((common_tokens(prompt.tokens, k.tokens) for k in known), default=0)
+    if reused >= min(best, total - 1):
+        return
+    deepest = None
+    for lost in step.catalog.lost:
+        if reused < lost.identity.frontier < total and lost.identity.prefix_of(prompt):
+            deepest = lost if deepest is None else max(deepest, lost, key=_frontier)
+    if deepest is not None:
+        text = f"a state at {deepest.identity.frontier} tokens was {deepest.why}"
+    else:
+        text = (
+            f"it shares {best} tokens with earlier input, but no complete state was saved between "
+            f"{reused} and there: a recurrent state is reusable only where it was kept"
+        )
+    step.note(request.id, "miss", text)
+
+
+def _frontier(lost: records.Lost) -> int:
+    return lost.identity.frontier
+
+
+def abort_bind(step: Step, job: Job, outcome: str) -> None:
+    """A bind did not commit: the request waits again, or ends where it was cancelled."""
+    request = step.request(job.request)
+    record = step.record(job.owner)
+    if record is not None:
+        keep = request.id if request.owner == job.owner else 0
+        step.put_record(record._replace(request=keep))
+    request = replace(request, phase="paused" if request.admitted else "waiting")
+    step.put(request)
+    if request.phase == "waiting":
+        step.waiting = tuple(sorted({*step.waiting, request.id}))
+    if outcome.endswith("failed") and job.source:
+        step.note(request.id, "revoked", f"checkpoint {job.source}: its transfer failed")
+        drop_point(step, job.source, "dropped after a failed transfer")
+    if request.cancelled:
+        end_without_lane(step, request)
+
+
+def drop_point(step: Step, cid: int, why: str) -> None:
+    """Everybody lets go of a damaged point."""
+    ck = step.checkpoint(cid)
+    if ck is None or ck.readers:
+        return
+    step.lose(cid, why)
+    edges = tuple(Edge(o, cid) for o in ck.holders)
+    step.release(edges)
+    commit_release(step, edges)
+
+
+def end_without_lane(step: Step, request: Request) -> None:
+    """End a waiting or paused request: its references go (ENG-06)."""
+    edges = []
+    if request.wait:
+        edges.append(Edge(request.waiter, request.wait))
+    if request.snapshot:
+        edges.append(Edge(request.holder, request.snapshot))
+    step.release(tuple(edges))
+    step.end(request, "cancelled")
+
+
+# Pause
+
+
+def pause(step: Step, resident: Resident) -> None:
+    """Take a drained resident off: as a Snapshot where it fits, else for Replay (PR-02..04)."""
+    request = step.request(resident.request)
+    q = sequence(step.physical, resident.sequence)
+    plan = None
+    if step.demote and q.position and not q.source and step.physical.layout.host_bytes:
+        pages = tuple(
+            PageRange(k, hid, h.base, h.blocks)
+            for k, (pool, hid) in enumerate(zip(step.physical.pools, q.histories, strict=True))
+            if (h := pool.histories.get(hid)) is not None and h.blocks > h.base
+        )
+        identity = step.ledger(resident).prefix(q.position)
+        target = Target(Pause(q.id, step.next_owner, identity, True, pages))
+        rights = Rights(reused_before=FOREVER, snapshots=request.id, demote=False)
+        try:
+            plan = feasible(step, target, rights)
+        except PlannerError:
+            plan = None
+    request = replace(request, outputs=resident.outputs, frontier=max(q.position, resident.replay))
+    step.put(request)
+    if plan is None:
+        step.apply(Discard(q.id))
+        leave(step, resident, "replay")
+        return
+    give_up(step, plan, resident.pausing)
+    start(step, plan, Job("pause", request.id, holder=step.new_owner()))
+
+
+def leave(step: Step, resident: Resident, form: str, snapshot: int = 0, holder: int = 0) -> None:
+    """The lane is free; the request joins the paused queue."""
+    request = step.request(resident.request)
+    step.residents = [r for r in step.residents if r.request != resident.request]
+    step.paused = tuple(sorted({*step.paused, request.id}))
+    step.put(replace(request, phase="paused", snapshot=snapshot, holder=holder))
+    assert form in ("snapshot", "replay")
+    step.commands.append(Paused(request.id, form, resident.pausing))  # type: ignore[arg-type]
+    step.note(request.id, "paused", f"as {form}, to let request {resident.pausing} go on")
+    step.scan = True
+    if request.cancelled:
+        end_without_lane(step, step.request(request.id))

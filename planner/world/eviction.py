@@ -1,0 +1,378 @@
+"""What to give up for a real gap: demotions to Host, deletions, and in which order (RC, HOST-05..09).
+
+`relieve` names edges and replicas; it changes nothing. Whether the whole change is possible is decided
+by `planner.assess` on the complete outcome, so a proposal may be too small or too optimistic, but a
+started plan never is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from planner import host, kv, state_images
+from planner.capacity import ceil_div
+from planner.checkpoints import Checkpoint
+from planner.errors import ShortageError
+from planner.host import Arena
+from planner.physical import PhysicalState
+from planner.plans import Edge, ImageRef, PageRange
+from planner.reclaim import reclaim
+from planner.world.records import Demand, Record
+from planner.world.step import Step
+
+Gaps = dict[str, int]
+"""Missing page groups by pool name, "slots", and Host bytes as "host"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a request for space may take (RC-12, RC-14, SRC-14, SCH-10).
+
+    ``reused_before``: reused content with older demand than this (0: none). ``waiters`` and
+    ``snapshots``: those of tickets above this one may be revoked (None: none). ``budget``: tokens of
+    coverage that deletions may cost (None: any). ``protect``: checkpoints that must stay as they are.
+    """
+
+    reused_before: int = 0
+    waiters: int | None = None
+    snapshots: int | None = None
+    budget: int | None = None
+    demote: bool = True
+    protect: frozenset[int] = frozenset()
+
+
+FOREVER = 1 << 62
+
+
+class Relief(NamedTuple):
+    """What to let go and what to move to Host."""
+
+    release: tuple[Edge, ...] = ()
+    demote: tuple[ImageRef | PageRange, ...] = ()
+    drop_host: tuple[ImageRef | PageRange, ...] = ()
+
+
+class Point(NamedTuple):
+    """A checkpoint that could go: all its holders, the request it is held for, its place in the order."""
+
+    checkpoint: Checkpoint
+    edges: tuple[Edge, ...]
+    heat: int
+    """Latest real demand that protects it; 0: ordinary (RC-04)."""
+    published: int
+    waiter: int
+    """Youngest ticket that waits for it or is paused on it; 0: none."""
+    snapshot: bool
+
+
+def protects_proven(record: Record, ck: Checkpoint, step: Step) -> bool:
+    """Whether a hot record's protection extends to this point (RC-04).
+
+    It does not where an earlier point, at or past the proven position, would survive it.
+    """
+    for cid in record.points:
+        other = step.checkpoint(cid)
+        if other is not None and cid != ck.id:
+            between = record.demand.proven <= other.frontier < ck.frontier
+            if between and other.identity.prefix_of(ck.identity):
+                return False
+    return True
+
+
+def points(step: Step, rights: Rights) -> list[Point]:
+    """Every checkpoint that the rights allow to go, in no order yet."""
+    waiters = {r.waiter: r.id for r in step.requests.values() if r.wait}
+    holders = {r.holder: r.id for r in step.requests.values() if r.snapshot}
+    out: list[Point] = []
+    for cid, ck in step.physical.checkpoints.items():
+        if cid in rights.protect or ck.readers:
+            continue
+        heat = published = waiter = 0
+        allowed, snapshot = True, False
+        for owner in ck.holders:
+            record, entry = step.record(owner), step.catalog.entries.get(owner)
+            demand = Demand()
+            if record is not None:
+                demand, published = record.demand, max(published, record.published)
+                if demand.time and not protects_proven(record, ck, step):
+                    demand = Demand()
+            elif entry is not None:
+                demand, published = entry.demand, max(published, entry.published)
+            else:
+                ticket = waiters.get(owner) or holders.get(owner, 0)
+                limit = rights.waiters if owner in waiters else rights.snapshots
+                snapshot = snapshot or owner in holders
+                waiter = max(waiter, ticket)
+                allowed = allowed and limit is not None and ticket > limit
+            heat = max(heat, demand.time)
+        if allowed and heat < max(rights.reused_before, 1):
+            edges = tuple(Edge(owner, cid) for owner in ck.holders)
+            out.append(Point(ck, edges, heat, published, waiter, snapshot))
+    return out
+
+
+def lost_tokens(step: Step, ck: Checkpoint, gone: frozenset[int]) -> int:
+    """Tokens that fall back to the deepest point of the same path that survives (RC-07)."""
+    best = 0
+    for cid, other in step.physical.checkpoints.items():
+        if cid in gone or cid == ck.id or not best < other.frontier <= ck.frontier:
+            continue
+        if other.identity.prefix_of(ck.identity):
+            best = other.frontier
+    return ck.frontier - best
+
+
+def _freed(s: PhysicalState, edges: list[Edge]) -> Gaps:
+    got = reclaim(s, edges)
+    out: Gaps = {p.name: n for p, n in zip(s.pools, got.pages, strict=True)}
+    return {**out, "slots": got.slots}
+
+
+@dataclass
+class _Search:
+    """A relief under construction."""
+
+    step: Step
+    gaps: Gaps
+    rights: Rights
+    arena: Arena
+    chosen: list[Point] = field(default_factory=list)
+    moved: dict[int, list[ImageRef | PageRange]] = field(default_factory=dict)
+    """Demotions by the checkpoint for whose sake they are."""
+    gain: Gaps = field(default_factory=dict)
+    """Device units that the demotions free."""
+    victims: list[Edge] = field(default_factory=list)
+    """Points that make room on Host for demotions."""
+
+    def missing(self) -> Gaps:
+        """What is still short; Host bytes are decided by the arena, not here."""
+        edges = [e for p in self.chosen for e in p.edges] + self.victims
+        freed = _freed(self.step.physical, list(dict.fromkeys(edges)))
+        out: Gaps = {}
+        for name, n in self.gaps.items():
+            left = n - freed.get(name, 0) - self.gain.get(name, 0)
+            if name != "host" and left > 0:
+                out[name] = left
+        return out
+
+    def unread(self) -> tuple[list[dict[int, int]], set[int]]:
+        """Per pool: blocks of each history that must stay on the Device; and images likewise."""
+        s = self.step.physical
+        keep = [
+            kv.active_blocks(pool, [q.histories[k] for q in s.sequences])
+            for k, pool in enumerate(s.pools)
+        ]
+        images = set()
+        for cid, ck in s.checkpoints.items():
+            if not ck.readers and cid not in self.rights.protect:
+                continue
+            images.add(ck.image)
+            for k, (pool, p) in enumerate(zip(s.pools, ck.prefixes, strict=True)):
+                blocks = ceil_div(p.frontier, pool.page_tokens)
+                for h, _, hi in kv.segments(pool, p.history, blocks):
+                    keep[k][h.id] = max(keep[k].get(h.id, 0), hi)
+        return keep, images
+
+    def demote(self, order: list[Point]) -> None:
+        """Move content of these points to Host, first ones first, while the gap lasts (RC-09)."""
+        if not self.rights.demote or not self.arena.capacity:
+            return
+        keep, images = self.unread()
+        for point in order:
+            missing = self.missing()
+            if not missing:
+                return
+            if "slots" in missing:
+                self._demote_image(point, images)
+            for k, pool in enumerate(self.step.physical.pools):
+                if pool.name in missing:
+                    self._demote_pages(point, k, missing[pool.name], keep[k])
+
+    def _room(self, size: int, point: Point) -> bool:
+        found = host.first_fit(self.arena, size)
+        if found is None and self._make_host_room([size], point):
+            found = host.first_fit(self.arena, size)
+        if found is None:
+            return False
+        self.arena = found[0]
+        return True
+
+    def _make_host_room(self, sizes: list[int], point: Point) -> bool:
+        """Fix Host victims for a demotion: colder points that live on Host (RC-08, RC-17)."""
+        s = self.step.physical
+        taken = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
+        colder = sorted(
+            (
+                p
+                for p in points(self.step, self.rights)
+                if p.checkpoint.id not in taken | set(self.moved) | {point.checkpoint.id}
+                and (p.heat, p.published) < (point.heat, point.published)
+                and not p.waiter
+            ),
+            key=lambda p: (p.heat, p.published, p.checkpoint.id),
+        )
+        actions = [host.Action(reclaim(s, p.edges).extents) for p in colder]
+        chosen = host.choose_victims(self.arena, sizes, actions)
+        if chosen is None:
+            return False
+        for i in chosen:
+            self.victims += colder[i].edges
+            self.arena = host.release_all(self.arena, actions[i].extents)
+        return True
+
+    def _demote_image(self, point: Point, images: set[int]) -> None:
+        im = state_images.image(self.step.physical.states, point.checkpoint.image)
+        if im.id in images or not im.slot or not im.ready or im.writer or im.pins:
+            return
+        ref = ImageRef(im.id)
+        if any(ref in items for items in self.moved.values()):
+            return
+        if im.host is not None or self._room(self.step.physical.layout.image_bytes, point):
+            self.moved.setdefault(point.checkpoint.id, []).append(ref)
+            self.gain["slots"] = self.gain.get("slots", 0) + 1
+
+    def _demote_pages(self, point: Point, k: int, wanted: int, keep: dict[int, int]) -> None:
+        pool, p = self.step.physical.pools[k], point.checkpoint.prefixes[k]
+        if not p.history:
+            return
+        h = kv.history(pool, p.history)
+        if h.pins or h.sequence:
+            return
+        lo = max(h.base, keep.get(h.id, 0))
+        hi = min(h.blocks, ceil_div(kv.protected_tokens(pool, h), pool.page_tokens))
+        for item in (i for items in self.moved.values() for i in items):
+            if isinstance(item, PageRange) and (item.pool, item.history) == (k, h.id):
+                hi = min(hi, item.lo)
+        start, gain = hi, 0
+        for block in range(hi - 1, lo - 1, -1):
+            page = h.pages.get(block)
+            if page is None or gain >= wanted:
+                break
+            if page.device:
+                covered = kv.host_covers(page, kv.needed_columns(pool, h, block, 0))
+                if not covered and not self._room(pool.page_bytes, point):
+                    break
+                gain += 1
+            start = block
+        if gain:
+            item = PageRange(k, h.id, start, hi)
+            self.moved.setdefault(point.checkpoint.id, []).append(item)
+            self.gain[pool.name] = self.gain.get(pool.name, 0) + gain
+
+    def delete(self, order: list[Point]) -> None:
+        """Let points go, first ones first, while the gap lasts and the budget allows."""
+        spent = sum(lost_tokens(self.step, p.checkpoint, frozenset()) for p in self.chosen)
+        for point in order:
+            if not self.missing():
+                return
+            budget = self.rights.budget
+            if budget is not None:
+                spent += lost_tokens(self.step, point.checkpoint, frozenset())
+                if spent >= budget:
+                    return
+            self._drop_demotions(point)
+            self.chosen.append(point)
+
+    def _drop_demotions(self, point: Point) -> None:
+        """A point that goes needs no move."""
+        for item in self.moved.pop(point.checkpoint.id, []):
+            name = (
+                "slots" if isinstance(item, ImageRef) else self.step.physical.pools[item.pool].name
+            )
+            count = 1
+            if isinstance(item, PageRange):
+                h = kv.history(self.step.physical.pools[item.pool], item.history)
+                count = len(kv.leases(h.pages.slice(item.lo, item.hi)))
+            self.gain[name] -= count
+
+    def prune(self) -> None:
+        """Take back deletions that proved unneeded, the most precious first."""
+        for point in reversed(tuple(self.chosen)):
+            self.chosen.remove(point)
+            if self.missing():
+                self.chosen.append(point)
+
+    def relief(self) -> Relief | None:
+        """What was found, if it closes the gap."""
+        if self.missing():
+            return None
+        edges = dict.fromkeys([*self.victims, *(e for p in self.chosen for e in p.edges)])
+        moves = [i for items in self.moved.values() for i in items]
+        return Relief(tuple(edges), tuple(moves))
+
+
+def _by_loss(step: Step, gaps: Gaps, found: list[Point]) -> list[Point]:
+    """Ordinary points by lost tokens per useful unit for this gap (RC-06)."""
+
+    def key(p: Point) -> tuple[float, int, int]:
+        freed = _freed(step.physical, list(p.edges))
+        useful = sum(min(n, freed.get(name, 0)) for name, n in gaps.items())
+        lost = lost_tokens(step, p.checkpoint, frozenset())
+        return (lost / useful if useful else float("inf"), p.published, p.checkpoint.id)
+
+    return sorted(found, key=key)
+
+
+def relieve(step: Step, gaps: Gaps, rights: Rights) -> Relief | None:
+    """Close the gap within the rights, or None: then nothing should be given up (HOST-08).
+
+    Demotions come first because they lose nothing, then ordinary content by marginal loss, then reused
+    content by oldest demand, and last what others wait for or are paused on, youngest first (RC-06).
+    """
+    if "rows" in gaps:
+        return None
+    if set(gaps) == {"host"}:
+        return _host_relief(step, gaps["host"], rights)
+    found = points(step, rights)
+    free = [p for p in found if not p.waiter]
+    ordinary = [p for p in free if not p.heat]
+    reused = sorted((p for p in free if p.heat), key=lambda p: (p.heat, p.checkpoint.id))
+    held = sorted(
+        (p for p in found if p.waiter), key=lambda p: (p.snapshot, -p.waiter, p.checkpoint.id)
+    )
+    search = _Search(step, gaps, rights, step.physical.arena)
+    search.demote(sorted(ordinary, key=lambda p: (p.published, p.checkpoint.id)))
+    if search.missing():
+        search.delete(_by_loss(step, gaps, ordinary))
+    if search.missing():
+        search.demote(reused)
+    if search.missing():
+        search.delete(reused)
+    if search.missing():
+        search.delete(held)
+    search.prune()
+    return search.relief()
+
+
+def _host_relief(step: Step, size: int, rights: Rights) -> Relief | None:
+    """Room for one allocation on Host: redundant copies first, then points (HOST-06, HOST-07)."""
+    s = step.physical
+    drops: list[ImageRef | PageRange] = []
+    arena = s.arena
+    busy = {ck.image for cid, ck in s.checkpoints.items() if ck.readers or cid in rights.protect}
+    for iid, im in s.states.images.items():
+        if im.host and im.slot and im.ready and not im.writer and not im.pins and iid not in busy:
+            drops.append(ImageRef(iid))
+            arena = host.release(arena, im.host)
+    if drops and host.fits(arena, [size]):
+        return Relief((), (), tuple(drops))
+    found = sorted(
+        (p for p in points(step, rights)), key=lambda p: (p.snapshot, p.heat, p.published)
+    )
+    actions = [host.Action(reclaim(s, p.edges).extents) for p in found]
+    chosen = host.choose_victims(s.arena, [size], actions)
+    if chosen is None:
+        return None
+    lost = sum(lost_tokens(step, found[i].checkpoint, frozenset()) for i in chosen)
+    if rights.budget is not None and lost >= rights.budget:
+        return None
+    return Relief(tuple(e for i in chosen for e in found[i].edges))
+
+
+def fits_host(s: PhysicalState, sizes: list[int]) -> bool:
+    """Whether allocations of these sizes fit the arena as it is."""
+    try:
+        return host.fits(s.arena, sizes) if sizes else True
+    except ShortageError:
+        return False

@@ -1,0 +1,300 @@
+"""Saving states at opportunities, and endpoints (CAPT, CAT-07..12, EV-05..08)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.errors import PlannerError
+from planner.physical import Result, sequence
+from planner.plans import Capture, Edge, Plan, Target
+from planner.reclaim import reclaim
+from planner.retention import Discard, Finish
+from planner.world import records
+from planner.world.binding import commit_release, feasible, give_up, start
+from planner.world.eviction import Rights
+from planner.world.records import Demand, Entry, Record
+from planner.world.requests import Request, Resident, Save, SaveKind
+from planner.world.step import Job, Step
+
+
+def due(step: Step, resident: Resident) -> Save | None:
+    """The opportunity at which a resident stands; no unit runs past it before it is decided (CAPT-07)."""
+    if resident.position >= resident.prompt_length:
+        return None
+    saves = step.request(resident.request).saves
+    return saves[0] if saves and saves[0].frontier == resident.position else None
+
+
+def save(step: Step, resident: Resident) -> None:
+    """Decide an opportunity: reuse a point that is there, capture one, or skip it with a reason."""
+    request = step.request(resident.request)
+    here = request.saves[0]
+    request = replace(request, saves=request.saves[1:])
+    step.put(request)
+    point = request.spec.prompt.prefix(here.frontier)
+    step.catalog = records.observe(step.catalog, point, request.id, step.tick(), step.config.digest)
+    q = sequence(step.physical, resident.sequence)
+    record = step.record(request.owner)
+    assert record is not None
+    kinds = _without_existing(step, request, record, here)
+    if not kinds:
+        return
+    if q.recovery >= 0:
+        _skip(step, request, here, "a recovery permit is running")  # CAPT-06
+        return
+    if q.source:
+        _skip(step, request, here, "its state is still the one it was forked from")
+        return
+    private = "input" in kinds or "anchor" in kinds
+    plan = _capture(step, request, here, request.owner) if private else None
+    owner = request.owner
+    if plan is None and "shared" in kinds:
+        kinds = ("shared",)
+        owner = step.next_owner
+        plan = _capture(step, request, here, owner)
+    if plan is None:
+        _skip(step, request, here, "no state slot or Host space within its rights (RC-14)")
+        return
+    if owner == step.next_owner:
+        step.new_owner()
+    give_up(step, plan, request.id)
+    start(step, plan, Job("capture", request.id, owner, save=here._replace(kinds=kinds)))
+
+
+def _skip(step: Step, request: Request, here: Save, why: str) -> None:
+    step.note(request.id, "skipped", f"save at {here.frontier} tokens: {why}")
+
+
+def _without_existing(
+    step: Step, request: Request, record: Record, here: Save
+) -> tuple[SaveKind, ...]:
+    """Serve what an existing point at exactly this position can serve by reference (CAT-11, CAPT-06)."""
+    point = request.spec.prompt.prefix(here.frontier)
+    left = list(here.kinds)
+    for cid, ck in step.physical.checkpoints.items():
+        if ck.frontier != here.frontier or ck.identity != point:
+            continue
+        shared = any(step.catalog.entries.get(o) is not None for o in ck.holders)
+        own = request.owner in ck.holders
+        if "shared" in left and shared:
+            left.remove("shared")
+        if cid not in (request.source, record.input) and not own:
+            continue  # another computation of the same tokens is never joined (CK-06)
+        for kind in tuple(left):
+            _enter(step, request.id, request.owner, kind, cid)
+            left.remove(kind)
+    return tuple(left)
+
+
+def _enter(step: Step, ticket: int, owner: int, kind: str, cid: int) -> None:
+    """Name a checkpoint in the catalog; what it replaces is let go."""
+    if kind == "shared":
+        public = step.new_owner()
+        step.retain(cid, public)
+        entry = Entry(public, cid, Demand(), step.tick())
+        step.catalog = step.catalog._replace(entries=step.catalog.entries.set(public, entry))
+        return
+    step.retain(cid, owner)
+    record = step.record(owner)
+    assert record is not None
+    gone = 0
+    if kind == "input":
+        gone, record = record.input, record._replace(input=cid)
+    else:
+        anchors = tuple(a for a in record.anchors if a != cid and not _same(step, a, cid))
+        gone = next((a for a in record.anchors if a not in anchors and a != cid), 0)
+        if len(anchors) >= step.config.anchors:
+            gone, anchors = anchors[0], anchors[1:]
+        record = record._replace(anchors=(*anchors, cid))
+    step.put_record(record._replace(published=step.tick()))
+    if gone and gone not in record.points:
+        step.lose(gone, f"replaced by a later {kind} point of the same history")
+        edges = (Edge(owner, gone),)
+        step.release(edges)
+        commit_release(step, edges)
+
+
+def _same(step: Step, a: int, b: int) -> bool:
+    one, two = step.checkpoint(a), step.checkpoint(b)
+    return one is not None and two is not None and one.frontier == two.frontier
+
+
+def _capture(step: Step, request: Request, here: Save, owner: int) -> Plan | None:
+    """A plan that saves the present state: Device, then Host, then by giving up what it may (CAPT-03)."""
+    resident = step.resident(request.id)
+    assert resident is not None
+    identity = request.spec.prompt.prefix(here.frontier)
+    record = step.record(request.owner)
+    old = record.input if record is not None and "input" in here.kinds else 0
+    outdated = (Edge(request.owner, old),) if old and owner == request.owner else ()
+    nothing = Rights(demote=False, protect=_everything(step))
+    allowed = _rights(step, request, here)
+    for place, rights in (("device", nothing), ("host", nothing), ("device", allowed)):
+        if place == "host" and not step.physical.layout.host_bytes:
+            continue
+        for release in ((), outdated) if outdated else ((),):
+            capture = Capture(resident.sequence, owner, identity, place)  # type: ignore[arg-type]
+            try:
+                plan = feasible(step, Target(capture, release=release), rights)
+            except PlannerError:
+                plan = None
+            if plan is not None:
+                return plan
+    return None
+
+
+def _everything(step: Step) -> frozenset[int]:
+    return frozenset(cid for cid, _ in step.physical.checkpoints.items())
+
+
+def _rights(step: Step, request: Request, here: Save) -> Rights:
+    """RC-14: a point with demand of its own replaces ordinary and older reused content; another one may
+    cost less coverage than it gains, against the fallback that stands now (RC-15)."""
+    point = request.spec.prompt.prefix(here.frontier)
+    demand = records.repeated_demand(step.catalog, point)
+    protect = frozenset({request.source} - {0})
+    if demand:
+        return Rights(reused_before=demand, demote=step.demote, protect=protect)
+    gain = here.frontier
+    for ck in step.physical.checkpoints.values():
+        if ck.frontier < here.frontier and ck.identity.prefix_of(point):
+            gain = min(gain, here.frontier - ck.frontier)
+    return Rights(budget=gain, demote=step.demote, protect=protect)
+
+
+def captured(step: Step, job: Job, result: Result) -> None:
+    """A capture committed: name the point; a tail that moved is published to its lane."""
+    cid = result.published
+    request = step.request(job.request)
+    ck = step.checkpoint(cid)
+    assert ck is not None
+    where = "Device" if step.physical.states.images.get(ck.image).slot else "Host"  # type: ignore[union-attr]
+    kinds = job.save.kinds
+    step.note(request.id, "saved", f"{'+'.join(kinds)} point at {ck.frontier} tokens, on {where}")
+    if job.owner != request.owner:
+        demand = Demand()
+        entry = Entry(job.owner, cid, demand, step.tick())
+        step.catalog = step.catalog._replace(entries=step.catalog.entries.set(job.owner, entry))
+    else:
+        for kind in kinds:
+            _enter(step, request.id, request.owner, kind, cid)
+        _promote(step, request, cid)
+    resident = step.resident(request.id)
+    if resident is not None:
+        block = resident.position // step.physical.layout.page_tokens
+        step.put_resident(step.publish_table(resident, block))
+
+
+def _promote(step: Step, request: Request, cid: int) -> None:
+    """Repeated demand at the input point makes the owner reused, proven there (EV-07)."""
+    record, ck = step.record(request.owner), step.checkpoint(cid)
+    if record is None or ck is None or record.input != cid:
+        return
+    time = records.repeated_demand(step.catalog, ck.identity)
+    if time > record.demand.time:
+        step.put_record(record._replace(demand=Demand(time, ck.frontier)))
+        rebalance(step)
+
+
+def rebalance(step: Step) -> None:
+    """Walk reused owners newest first; past 3/4 of a capacity they become ordinary (EV-08)."""
+    owners: list[tuple[int, int, tuple[int, ...]]] = [
+        (r.demand.time, r.owner, r.points) for r in step.catalog.records.values() if r.demand.time
+    ]
+    owners += [
+        (e.demand.time, e.owner, (e.checkpoint,))
+        for e in step.catalog.entries.values()
+        if e.demand.time
+    ]
+    s = step.physical
+    limits = (*(p.capacity for p in s.pools), len(s.states.slots))
+    edges: list[Edge] = []
+    for i, (_, owner, cids) in enumerate(sorted(owners, reverse=True)):
+        edges += [Edge(o, c) for c in cids for o in _holders(step, c)]
+        readers = [e for e in edges if (c := step.checkpoint(e.checkpoint)) and not c.readers]
+        got = reclaim(s, dict.fromkeys(readers))
+        used = (*got.pages, got.slots)
+        if i and any(4 * n > 3 * limit for n, limit in zip(used, limits, strict=True)):
+            record, entry = step.record(owner), step.catalog.entries.get(owner)
+            if record is not None:
+                step.put_record(record._replace(demand=Demand()))
+            elif entry is not None:
+                entries = step.catalog.entries.set(owner, entry._replace(demand=Demand()))
+                step.catalog = step.catalog._replace(entries=entries)
+
+
+def _holders(step: Step, cid: int) -> tuple[int, ...]:
+    ck = step.checkpoint(cid)
+    return ck.holders if ck is not None else ()
+
+
+def finish(step: Step, resident: Resident) -> None:
+    """Settle the terminal of a drained resident: endpoint or nothing, then the one outcome (ENG-05)."""
+    request = step.request(resident.request)
+    q = sequence(step.physical, resident.sequence)
+    keep = (
+        resident.ending == "finished"
+        and request.spec.cache
+        and step.config.cache
+        and not q.source
+        and q.position > 0
+    )
+    if keep:
+        identity = step.ledger(resident).prefix(q.position)
+        following = step.ledger(resident)
+        after = -1
+        if following.frontier > q.position:
+            start_of = following.tokens[4 * q.position : 4 * q.position + 4]
+            after = int.from_bytes(start_of, "little", signed=True)
+        step.apply(Finish(q.id, request.owner, identity, after))
+        assert step.physical.result is not None
+        _publish(step, request, step.physical.result.published)
+    else:
+        step.apply(Discard(q.id))
+        if resident.ending == "failed":
+            _drop_everything(step, request)
+    step.residents = [r for r in step.residents if r.request != resident.request]
+    if not (request.spec.cache and step.config.cache):
+        _forget_record(step, request)
+    step.end(request, resident.ending or "finished")
+
+
+def _publish(step: Step, request: Request, cid: int) -> None:
+    """The result becomes the record's endpoint and, if it names one, the session's (CAT-19, CAT-20)."""
+    record = step.record(request.owner)
+    assert record is not None
+    old = record.endpoint
+    record = record._replace(
+        endpoint=cid, order=request.id, session=request.spec.session, published=step.tick()
+    )
+    step.put_record(record)
+    if request.spec.session:
+        step.catalog = records.bind_session(
+            step.catalog, request.spec.session, record.owner, request.id
+        )
+    if old and old != cid and old not in record.points:
+        step.release((Edge(record.owner, old),))
+
+
+def _forget_record(step: Step, request: Request) -> None:
+    """A request without cache leaves nothing (CAT-22)."""
+    record = step.record(request.owner)
+    if record is not None:
+        edges = tuple(Edge(record.owner, c) for c in record.points)
+        step.release(edges)
+
+
+def _drop_everything(step: Step, request: Request) -> None:
+    """A request whose numbers broke: what it saved and what it came from may be broken as well."""
+    record = step.record(request.owner)
+    cids = {*(record.points if record is not None else ()), request.source} - {0}
+    for cid in sorted(cids):
+        ck = step.checkpoint(cid)
+        if ck is None or ck.readers:
+            continue
+        step.lose(
+            cid, "dropped because a request that used it produced numbers that are not finite"
+        )
+        edges = tuple(Edge(o, cid) for o in ck.holders)
+        step.release(edges)
+        commit_release(step, edges)
