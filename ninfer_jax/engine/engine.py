@@ -12,8 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import jax
-
 from artifacts import open_checkpoint
 from ninfer_jax.config import PAGE_TOKENS, EngineConfig, Limits
 from ninfer_jax.engine.collect import collect
@@ -26,11 +24,10 @@ from ninfer_jax.errors import InputError
 from ninfer_jax.frontend import Frontend, PreparedPrompt
 from ninfer_jax.models import Model, model_from_checkpoint
 from ninfer_jax.outputs import RequestOutput
+from ninfer_jax.program import startup
 from ninfer_jax.program.program import Program
-from ninfer_jax.program.startup import start
 from ninfer_jax.sampling_params import SamplingParams
 from planner.world import WorldConfig
-from planner.world.journal import Journal
 
 Sampling = SamplingParams | SequenceOf[SamplingParams] | None
 CacheMode = Literal["read_write", "off"]
@@ -59,9 +56,9 @@ class Engine:
             cache=self.limits.cache,
             policy=self.limits.policy,
         )
-        record = self.limits.record
-        journal = None if record is None else Journal(record, world)
-        self._worker = Worker(program, frontend.vocab_size, self._ingress, world, journal)
+        self._worker = Worker(
+            program, frontend.vocab_size, self._ingress, world, self.limits.record
+        )
         self._worker.start()
         weakref.finalize(self, self._ingress.send, Close()).atexit = False
 
@@ -77,13 +74,15 @@ class Engine:
         """Open a checkpoint or artifact folder and start an engine on it. See `ninfer_jax.load`."""
         config = config or EngineConfig()
         checkpoint = open_checkpoint(path, verify=verify)
+        # A configuration that cannot work is refused before the weights are read.
+        limits = startup.resolve(config, checkpoint.config, startup.measure())
         frontend = Frontend.from_resources(
             checkpoint.frontend,
             vocab_size=checkpoint.config.vocab_size,
             chat_template=chat_template,
         )
-        model = model_from_checkpoint(checkpoint, config.dtype_on(jax.devices()[0].platform))
-        return cls(model, frontend, start(model, config), checkpoint.name)
+        model = model_from_checkpoint(checkpoint, limits.dtype)
+        return cls(model, frontend, startup.start(model, config), checkpoint.name)
 
     # One request
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping
 
@@ -12,7 +13,9 @@ from ninfer_jax.engine.flight import DecodeFlight, Flight, PrefillFlight
 from ninfer_jax.engine.request import Sequence
 from ninfer_jax.engine.rows import Rows
 from ninfer_jax.engine.stats import Stats
-from ninfer_jax.program.program import Program, Transfer
+from ninfer_jax.errors import EngineFailure
+from ninfer_jax.program.program import Program
+from ninfer_jax.program.transfers import Transfer
 from planner.world import PublishTable, RunDecode, RunPrefill, RunTransfer, TransferFinished
 
 Order = PublishTable | RunTransfer | RunPrefill | RunDecode
@@ -39,9 +42,9 @@ class Executor:
         return bool(self._transfers)
 
     @property
-    def busy(self) -> bool:
-        """Whether anything is in flight."""
-        return bool(self._flights or self._transfers)
+    def computing(self) -> bool:
+        """Whether units are in flight."""
+        return bool(self._flights)
 
     def run(self, order: Order, cycle: int) -> None:
         """Dispatch one order; nothing waits for its completion."""
@@ -59,7 +62,16 @@ class Executor:
     def finished_transfers(self) -> list[TransferFinished]:
         """Complete and verify the transfers that are ready."""
         ready = [number for number, t in self._transfers.items() if t.ready()]
-        return [TransferFinished(n, ok=self._transfers.pop(n).complete()) for n in ready]
+        return [TransferFinished(n, ok=self._complete(self._transfers.pop(n))) for n in ready]
+
+    def _complete(self, transfer: Transfer) -> bool:
+        try:
+            transfer.complete()
+        except EngineFailure as error:  # of the copies alone: none is under way any more
+            self._stats.failed_transfers += 1
+            logging.getLogger("ninfer_jax").warning("copies failed: %s", error)
+            return False
+        return True
 
     def next_flight(self, cycle: int) -> Flight | None:
         """The oldest unit launched before `cycle`; the caller settles it."""
@@ -106,27 +118,25 @@ class Executor:
     def _decode(self, order: RunDecode, cycle: int) -> None:
         positions = np.zeros(self._program.limits.max_concurrency, np.int32)
         full = scored = False
-        lanes = []
+        sampling = 0
         for row in order.rows:
             sequence = self._live[row.request]
             if row.replay:
-                sequence.row_current = False
                 sequence.request.replayed_tokens += 1
                 continue
             self.rows.prepare(sequence)
             sequence.request.decode_steps += 1
-            lanes.append(row.lane)
+            sampling += 1
             positions[row.lane] = row.position + 1
             full = full or sequence.needs_sampler
             scored = scored or sequence.request.sampling.logprobs is not None
         self._stats.decode_steps += 1
-        self._stats.replayed_tokens += len(order.rows) - len(lanes)
+        self._stats.replayed_tokens += len(order.rows) - sampling
         logits = self._program.decode(order)
-        if not lanes:
+        if not sampling:
             flight = DecodeFlight(order.unit, cycle, order.rows)
         elif full:
             sampled = self._program.sample(logits, self.rows.sampling(), positions)
-            self.rows.sampled(lanes)
             flight = DecodeFlight(
                 order.unit,
                 cycle,

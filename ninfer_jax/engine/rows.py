@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from ninfer_jax.engine.request import Sequence
@@ -24,9 +22,9 @@ _NEUTRAL = {
 class Rows:
     """The lanes' occupants, and the device's sampling state of each lane kept up to date with them.
 
-    A sampling step counts a token in every lane, also in those whose result is not used. So a lane's memory is
-    written anew, from the committed tokens, before the first step that samples in it: after admission, after replay
-    (PR-06), after a step it sat out, after a control token, and when `min_tokens` is reached.
+    A sampling step counts the token that it draws. What it cannot know makes a lane's memory out of date, and it is
+    written anew from the committed tokens before the next step samples there: a new occupant or one that is back from
+    a pause (PR-06), a control token in the place of the drawn one, and the end of `min_tokens`.
     """
 
     def __init__(self, program: Program, vocab: int) -> None:
@@ -60,13 +58,6 @@ class Rows:
             if sequence.needs_row:
                 self._written.add(lane)
         sequence.row_current = True
-
-    def sampled(self, lanes: Iterable[int]) -> None:
-        """A step sampled; only these lanes count its token."""
-        used = set(lanes)
-        for lane, sequence in self._lanes.items():
-            if lane not in used:
-                sequence.row_current = False
 
     def sampling(self) -> SamplingRows:
         """Parameters of every lane, on the device; rebuilt when a lane has a new occupant."""

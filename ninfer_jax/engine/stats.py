@@ -52,6 +52,7 @@ class Stats:
     notes: Counter[str] = field(default_factory=Counter)
     copied_bytes: Counter[str] = field(default_factory=Counter)
     transfers: int = 0
+    failed_transfers: int = 0
     queue_time: Spread = field(default_factory=Spread)
     first_token_time: Spread = field(default_factory=Spread)
 
@@ -105,6 +106,7 @@ class Stats:
             "preemptions": {form: self.preemptions[form] for form in ("snapshot", "replay")},
             "transfers": {
                 "batches": self.transfers,
+                "failed": self.failed_transfers,
                 "bytes": {d: self.copied_bytes[d] for d in ("h2d", "d2h", "d2d")},
             },
             "cycles": self.cycles,

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from ninfer_jax.errors import EngineFailure, NinferError
 from ninfer_jax.frontend import Preview
 from ninfer_jax.program.plans import Sampled
 from ninfer_jax.program.program import Program
+from planner import render
 from planner.world import (
     Admitted,
     CacheCleared,
@@ -71,7 +73,7 @@ class Worker:
         vocab: int,
         ingress: Ingress,
         config: WorldConfig,
-        journal: Journal | None = None,
+        record: str | None = None,
     ) -> None:
         self.stats = Stats()
         self.history = History()
@@ -79,8 +81,8 @@ class Worker:
         self.failure: NinferError | None = None
         self._program = program
         self._ingress = ingress
-        self._journal = journal
-        self._advance = advance if journal is None else journal.advance
+        self._journal = None if record is None else Journal(record, config)
+        self._advance = advance if self._journal is None else self._journal.advance
         self._requests: dict[str, Request] = {}
         self._live: dict[int, Sequence] = {}
         self._executor = Executor(program, vocab, self._live, self.stats)
@@ -88,8 +90,7 @@ class Worker:
         self._deadlines: list[tuple[float, int, Request]] = []
         self._tickets = itertools.count(1)
         self._cycle = 0
-        self._quiet = 0
-        """Ticks in a row that gave no order while requests were live."""
+        self._clearing: list[Future[None]] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ninfer-worker", daemon=True)
 
@@ -121,17 +122,15 @@ class Worker:
         self._take_in()
         for event in self._executor.finished_transfers():
             self._give(event)
+        self._clear()
         ordered = self._give(Tick())
         settled = self._settle()
-        if ordered or settled or self._entering:
-            self._quiet = 0
+        if ordered or settled or self._entering or self._executor.computing:
+            pass
         elif self._executor.transferring:
             self._wait(TRANSFER_WAIT)
         elif self._live:
-            # A scan of the queue looks at a few requests a tick; it has seen all of them after as many ticks.
-            self._quiet += 1
-            if self._quiet > len(self._live) + 1:
-                raise EngineFailure("requests wait, and the planner gives no order")
+            raise EngineFailure("requests wait, and the planner gives no order")
         elif self._closing:
             return False
         else:
@@ -164,12 +163,19 @@ class Worker:
                 if released:
                     request.response.release()
             case Clear(done):
-                self._give(CacheCleared())
-                done.set_result(None)
+                self._clearing.append(done)
             case Close():
                 self._closing = True
                 for request in list(self._requests.values()):
                     self._cancel(request, "the engine was closed")
+
+    def _clear(self) -> None:
+        """Empty the cache for those who asked, between two transactions."""
+        if self._clearing and not self._executor.transferring:
+            self._give(CacheCleared())
+            for done in self._clearing:
+                done.set_result(None)
+            self._clearing.clear()
 
     def _submit(self, request: Request) -> None:
         self._requests[request.request_id] = request
@@ -403,6 +409,8 @@ class Worker:
             self._ingress.ended()
             request.response.end(failure=failure)
         self._requests.clear()
+        for done in self._clearing:
+            done.set_exception(failure)
         self._turn_away(failure)
 
     def _turn_away(self, reason: NinferError) -> None:
@@ -419,10 +427,11 @@ class Worker:
 
     def _describe(self) -> str:
         """The world in words, for the message of a failure."""
-        try:
-            return render_world(self.world)
-        except Exception as error:
-            return f"(the world cannot be shown: {error})"
+        world = self.world
+        return (
+            f"waiting {world.waiting}, paused {world.paused}, resident {world.residents}, "
+            f"in flight {world.units}, transaction for {world.job}\n{render(world.physical)}"
+        )
 
 
 def _score(details: Sampled, lane: int) -> TokenScore:
