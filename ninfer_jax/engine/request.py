@@ -253,7 +253,7 @@ def new_request(
         sampling,
         frontend,
         ids,
-        identity(ids, splits=prompt.splits),
+        identity(ids),
         cache,
         timeout,
     )

@@ -74,6 +74,13 @@ class StandInProgram:
         self.sick = set()
         """Outputs after these prefixes are not finite."""
         self.units = []
+        self.on_step = lambda count: None
+        """Called with the number of units and copy batches before this one."""
+        self._steps = 0
+
+    def _step(self):
+        self.on_step(self._steps)
+        self._steps += 1
 
     def publish_table(self, command):
         row = self.tables[command.lane]
@@ -97,6 +104,7 @@ class StandInProgram:
 
     def prefill(self, command, tokens):
         assert len(tokens) == command.length
+        self._step()
         self.units.append(command)
         self._run(
             command.lane, command.start, tokens.tolist(), command.read_slot, command.write_slot
@@ -106,6 +114,7 @@ class StandInProgram:
     def decode(self, command):
         if self.decode_error is not None:
             raise self.decode_error
+        self._step()
         self.units.append(command)
         tokens = [0] * self.limits.max_concurrency
         healthy = [True] * self.limits.max_concurrency
@@ -122,6 +131,7 @@ class StandInProgram:
         return array(tokens, np.int32), array(healthy, bool)
 
     def start_transfer(self, command):
+        self._step()
         spaces = {
             ("image", "device"): self.slots, ("page", "device"): self.pages,
             ("image", "host"): self.host, ("page", "host"): self.host,
