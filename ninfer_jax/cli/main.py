@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from ninfer_jax.cli import artifact, text
+from ninfer_jax.cli import artifact, planner, text
 from ninfer_jax.errors import NinferError
 
 app = typer.Typer(
@@ -20,6 +20,8 @@ app.command()(text.chat)
 app.command()(artifact.convert)
 app.command()(artifact.inspect)
 app.command()(artifact.verify)
+app.command()(planner.simulate)
+app.command()(planner.explain)
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ Rules:
   reuse of everything after it.
 - Arguments of tool calls may be an object or its JSON text; missing, None and blank are {}.
 - Unknown keys of a message are handed to the template as they are.
+- A content part may carry `cache_control: {"type": "ephemeral"}`: a marker after its message (see
+  `cache_boundaries`), which the template does not see.
 """
 
 from __future__ import annotations
@@ -66,6 +68,17 @@ def normalize_tools(tools: Any) -> list[Mapping[str, Any]] | None:
     return list(tools) or None
 
 
+def cache_boundaries(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The counts k such that a content part of the k-th message carries `cache_control`, ascending.
+    The messages are such as `normalize_messages` accepts."""
+
+    def asks(content: Any) -> bool:
+        parts = () if content is None or isinstance(content, str) else content
+        return any(isinstance(p, Mapping) and p.get("cache_control") is not None for p in parts)
+
+    return [count for count, message in enumerate(messages, 1) if asks(message.get("content"))]
+
+
 def _message(index: int, message: Any) -> dict[str, Any]:
     where = f"messages[{index}]"
     if not isinstance(message, Mapping):
@@ -110,6 +123,9 @@ def _part(where: str, part: Any) -> str:
         raise InputError(f"{where} is of type {words[0]!r}, which is not supported yet: text only")
     if kind is not None and kind not in _TEXT_TYPES:
         raise InputError(f"{where} has unknown type {kind!r}; known is 'text'")
+    control = part.get("cache_control")
+    if control is not None and control != {"type": "ephemeral"}:
+        raise InputError(f"{where} has cache_control {control!r}; known is {{'type': 'ephemeral'}}")
     if not isinstance(part.get("text"), str):
         raise InputError(f"{where} has no string under 'text'")
     text: str = part["text"]

@@ -25,6 +25,16 @@ class PreparedPrompt:
     text."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """The tools offered in a chat."""
+    recovery: int = 0
+    """recovery_frontier: how many leading ids the next prompt surely has too (CAT-04); 0: none."""
+    splits: tuple[int, ...] = ()
+    """rewrite_execution_frontiers, ascending (CAT-06)."""
+    anchors: tuple[int, ...] = ()
+    """The caller's private long recovery points, ascending (CAT-09)."""
+    markers: tuple[int, ...] = ()
+    """Boundaries for shared entries, at most four, ascending (CAT-12)."""
+    notes: tuple[str, ...] = ()
+    """What became of boundaries that could not be kept as the caller gave them."""
 
     @property
     def array(self) -> np.ndarray:
@@ -35,7 +45,8 @@ class PreparedPrompt:
         return len(self.token_ids)
 
 
-def _is_integral(value: Any) -> bool:
+def is_integral(value: Any) -> bool:
+    """Whether a value is an integer; a bool is none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -63,7 +74,7 @@ def check_token_ids(ids: Any, vocab_size: int, name: str = "prompt") -> tuple[in
         raise InputError(f"{name} is empty; give at least one token")
     for i, token_id in enumerate(ids):
         # `type is int` first: nearly every entry is one, and the general question is slow.
-        if type(token_id) is not int and not _is_integral(token_id):
+        if type(token_id) is not int and not is_integral(token_id):
             raise InputError(f"{name}[{i}] is no token id: {token_id!r}")
         if not 0 <= token_id < vocab_size:
             raise InputError(

@@ -76,6 +76,16 @@ class Tokenizer:
             token_id for token_id, token in added.items() if token.special
         )
         """Ids of added tokens marked special: left out of text by `skip_special_tokens`."""
+        self.cut_token_ids: frozenset[int] = frozenset(
+            token_id
+            for token_id, token in added.items()
+            if token.special
+            and not (token.normalized or token.lstrip or token.rstrip or token.single_word)
+            and not any(token.content in o.content for i, o in added.items() if i != token_id)
+        )
+        """Special tokens that cut text: found before anything else is, and what stands on either
+        side is tokenised without regard to the other. So the tokens before one are those of the
+        text before it, whatever follows."""
         self.eos_token_ids: frozenset[int] = frozenset(eos_token_ids)
         """Ids that end a sequence: generation_config's and tokenizer_config's together."""
         self.special_tokens: dict[str, str] = dict(special_tokens or {})
@@ -144,6 +154,23 @@ class Tokenizer:
         Raises:
             InputError: `text` is no string, or holds lone surrogates, which no UTF-8 text can.
         """
+        ids: list[int] = self._encode(text, add_special_tokens).ids
+        return ids
+
+    def encode_with_cuts(self, text: str) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """`encode`, and where the text is cut: (index in the ids, first character, character after)
+        of each of `cut_token_ids`, in order. Raises InputError as `encode` does."""
+        encoding = self._encode(text)
+        ids: list[int] = encoding.ids
+        cuts = []
+        for index, token_id in enumerate(ids):
+            if token_id in self.cut_token_ids:
+                span = encoding.token_to_chars(index)
+                assert span is not None  # a token of the text itself
+                cuts.append((index, *span))
+        return ids, cuts
+
+    def _encode(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
         if not isinstance(text, str):
             raise InputError(f"text to encode must be a string, got {type(text).__name__}")
         try:
@@ -153,8 +180,7 @@ class Tokenizer:
                 f"the text holds a lone surrogate at character {error.start} and is not valid "
                 "Unicode; decode it with errors='replace' first"
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are no UTF-8 come out as U+FFFD, ids without an entry as

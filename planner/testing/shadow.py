@@ -12,12 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from planner import kv, physical, retention, transactions, units
+from planner import physical, retention, transactions, units
 from planner.capacity import ceil_div
 from planner.checkpoints import Identity, identity
 from planner.operations import Operation
 from planner.physical import PhysicalState, Sequence
 from planner.plans import Bind, Copy
+from planner.testing.replicas import Replica, replicas
 
 GARBAGE: Final = -1
 Cells = tuple[int, ...]
@@ -173,29 +174,16 @@ class Shadow:
         for q in s.sequences:
             if not q.unit:
                 self.verify_sequence(s, q)
-        for cid, ck in s.checkpoints.items():
+        for ck in s.checkpoints.values():
             tokens = tuple(np.frombuffer(ck.identity.tokens, "<i4").tolist())
-            im = s.states.images.get(ck.image)
-            assert im is not None
-            where = f"checkpoint {cid}"
-            if im.slot and im.ready:
-                self._expect(self.slots.get(im.slot), tokens, f"{where}, slot {im.slot}")
-            if im.host:
-                self._expect(self.host.get(im.host.offset), tokens, f"{where}, Host image")
-            for k, p in enumerate(ck.prefixes):
-                width = s.layout.page_tokens
-                for b, page in enumerate(
-                    kv.prefix_pages(s.pools[k], p.history, ceil_div(p.frontier, width))
-                ):
-                    want = tokens[b * width : min(p.frontier, (b + 1) * width)]
-                    what = f"{where}, pool {k} block {b}"
-                    if page.device:
-                        got = self.pages[k].get(page.device, ())[: len(want)]
-                        self._expect(got, want, f"{what}, page {page.device}")
-                    if page.host >= 0 and page.host_epoch == page.epoch:
-                        n = min(len(want), page.host_columns)
-                        got = (self.host.get(page.host) or ())[:n]
-                        self._expect(got, want[:n], f"{what}, Host {page.host}")
+            for r in replicas(s, ck):
+                self._expect(self._held(r), tokens[r.lo : r.hi], str(r))
+
+    def _held(self, r: Replica) -> Cells | None:
+        if r.kind == "image":
+            return self.host.get(r.place) if r.host else self.slots.get(r.place)
+        cells = self.host.get(r.place) if r.host else self.pages[r.pool].get(r.place)
+        return (cells or ())[: r.hi - r.lo]
 
     def verify_sequence(self, s: PhysicalState, q: Sequence) -> None:
         """What a unit of ``q`` would read now."""

@@ -51,8 +51,7 @@ def feasible(step: Step, target: Target, rights: Rights) -> Plan | None:
         relief = relieve(step, wanted, rights)
         if relief is None:
             return None
-        own = {e.checkpoint for e in base.release}
-        more = tuple(e for e in relief.release if e.checkpoint not in own)
+        more = tuple(e for e in relief.release if e not in base.release)
         target = replace(
             base,
             release=(*base.release, *more),
@@ -224,7 +223,9 @@ def _plan(
         recovery=request.frontier if request.phase == "paused" else -1,
     )
     other = tuple(
-        e for e in (Edge(request.waiter, request.wait),) if e.checkpoint != cid and step.holds(e)
+        e
+        for e in (Edge(request.waiter, request.wait), Edge(request.holder, request.snapshot))
+        if e.checkpoint != cid and step.holds(e)
     )
     stay = {cid, *(e.checkpoint for e in retire)}
     return feasible(

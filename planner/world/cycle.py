@@ -25,6 +25,7 @@ def run(step: Step) -> None:
     for _ in range(8 * (step.physical.layout.concurrency + 2)):
         if not _round(step):
             break
+    settle(step)
     if step.units or step.job is not None or not len(step.requests):
         return
     _force(step)
@@ -33,19 +34,27 @@ def run(step: Step) -> None:
 def _round(step: Step) -> bool:
     """One pass; True: something changed, so that another pass may achieve more."""
     changed = settle(step)
-    if step.physical.transaction is None:
+    if _slot_is_free(step):
         changed |= _end_drained(step)
         changed |= _end_cancelled(step)
         changed |= _pause_drained(step)
-    if step.physical.transaction is None:
+    if _slot_is_free(step):
         changed |= _save(step)
-    if step.recover and step.physical.transaction is None:
+    if _slot_is_free(step) and step.recover:
         changed |= _recover(step)
+    changed |= settle(step)
     decode, prefill = _permits(step)
-    if step.scan and step.physical.transaction is None:
+    changed |= any(r.pausing and not r.units for r in step.residents)
+    if _slot_is_free(step) and step.scan:
         changed |= _scan(step)
     launched = _launch(step, decode, prefill)
     return changed and not launched
+
+
+def _slot_is_free(step: Step) -> bool:
+    """Whether a transaction may start now; one that ended without copies is adopted first (TX-01)."""
+    settle(step)
+    return step.physical.transaction is None
 
 
 def settle(step: Step) -> bool:
@@ -205,9 +214,7 @@ def _make_room(step: Step, r: Resident, gaps: Gaps) -> bool:
     """True: capacity is free now. False: the row waits, for a release that is under way or for others."""
     if step.physical.transaction is not None or any(o.ending or o.pausing for o in step.residents):
         return False
-    rights = Rights(
-        reused_before=FOREVER, waiters=r.request, snapshots=r.request, demote=step.demote
-    )
+    rights = Rights(reused_before=FOREVER, waiters=0, snapshots=r.request, demote=step.demote)
     relief = relieve(step, gaps, rights)
     if relief is None:
         return _choose_victim(step, r)

@@ -15,9 +15,11 @@ from planner.capacity import ceil_div
 from planner.checkpoints import Checkpoint
 from planner.errors import ShortageError
 from planner.host import Arena
+from planner.operations import apply
 from planner.physical import PhysicalState
 from planner.plans import Edge, ImageRef, PageRange
 from planner.reclaim import reclaim
+from planner.retention import Release
 from planner.world.records import Demand, Record
 from planner.world.step import Step
 
@@ -298,8 +300,24 @@ class _Search:
         if self.missing():
             return None
         edges = dict.fromkeys([*self.victims, *(e for p in self.chosen for e in p.edges)])
-        moves = [i for items in self.moved.values() for i in items]
-        return Relief(tuple(edges), tuple(moves))
+        return Relief(tuple(edges), self._standing(tuple(edges)))
+
+    def _standing(self, edges: tuple[Edge, ...]) -> tuple[ImageRef | PageRange, ...]:
+        """The demotions of what is still there once ``edges`` are gone, which `assess` does first."""
+        moves = tuple(i for items in self.moved.values() for i in items)
+        if not edges or not moves:
+            return moves
+        after = apply(self.step.physical, Release(edges))
+        out: list[ImageRef | PageRange] = []
+        for item in moves:
+            if isinstance(item, ImageRef):
+                if after.states.images.get(item.image) is not None:
+                    out.append(item)
+                continue
+            h = after.pools[item.pool].histories.get(item.history)
+            if h is not None and item.lo < h.blocks:
+                out.append(item._replace(hi=min(item.hi, h.blocks)))
+        return tuple(out)
 
 
 def _by_loss(step: Step, gaps: Gaps, found: list[Point]) -> list[Point]:
