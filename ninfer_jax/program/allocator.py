@@ -20,7 +20,7 @@ class Lease:
     lane: int
     """Row in the decode batch, 0..C-1."""
     slot: int
-    """StateImage slot, 1..C (0 is null)."""
+    """StateImage slot, 1..C + H (0 is null)."""
     block_table: np.ndarray
     """int32 [L]: physical pages in logical order, padded with the null page."""
     pages: int
@@ -41,7 +41,7 @@ class Allocator:
             raise ValueError("page_order must be a permutation of 1..M")
         self._blocks = limits.blocks
         self._lanes = list(range(limits.max_concurrency))[::-1]
-        self._slots = list(range(1, limits.max_concurrency + 1))[::-1]
+        self._slots = list(range(1, limits.slots + 1))[::-1]
         self._pages: list[int] = order.tolist()[::-1]
 
     @property

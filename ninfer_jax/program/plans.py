@@ -20,30 +20,22 @@ class PrefillPlan:
     start: Int[Any, ""]
     length: Int[Any, ""]
     block_table: Int[Any, " L"]
-    slot: Int[Any, ""]
+    read_slot: Int[Any, ""]
+    """Where the state comes from; another slot than `write_slot` only in the first unit after a fork (ST-08)."""
+    write_slot: Int[Any, ""]
 
 
 @flax.struct.dataclass
 class DecodePlan:
-    """One token for each of C rows. A row that does not run has slot 0, position 0 and a table of null pages."""
+    """One token for each of C rows. A row that does not run has slots 0, position 0 and a table of null pages."""
 
     forced: Int[Any, " C"]
     """Token to run, or -1 for the token the row sampled last."""
     positions: Int[Any, " C"]
     """Position of the token that runs."""
     block_tables: Int[Any, "C L"]
-    slots: Int[Any, " C"]
-
-
-@flax.struct.dataclass
-class ForkPlan:
-    """Copy one request's position to another: its StateImage and the pages it has written."""
-
-    source_slot: Int[Any, ""]
-    target_slot: Int[Any, ""]
-    source_pages: Int[Any, " L"]
-    """Padded with the null page, in the target as well."""
-    target_pages: Int[Any, " L"]
+    read_slots: Int[Any, " C"]
+    write_slots: Int[Any, " C"]
 
 
 @flax.struct.dataclass

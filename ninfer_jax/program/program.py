@@ -10,129 +10,203 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.stages import Lowered
+from jax.stages import Compiled, Lowered
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.config import Limits
+from ninfer_jax.errors import EngineFailure
 from ninfer_jax.models.model import Model
 from ninfer_jax.models.qwen3_5.state import new_device_state
 from ninfer_jax.program import sampler, units
-from ninfer_jax.program.allocator import Lease, pages_for
 from ninfer_jax.program.plans import (
     DecodePlan,
-    ForkPlan,
     PrefillPlan,
     PromptLogprobs,
     Sampled,
     SamplingRows,
 )
+from ninfer_jax.program.tables import BlockTables
+from ninfer_jax.program.transfers import Transfer, Transfers
+from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
 
 # XLA's older CPU code for fusions is 10 to 40% faster on these units and compiles faster; jax 0.11 no longer has it.
 _CPU_OPTIONS = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 
 
 class Program:
-    """Owns every mutable device array of one model (OWN-06, OWN-11).
+    """Owns every mutable device array of one model, and the Host arena (OWN-06, OWN-11).
 
     All executables are compiled by the constructor and called ahead-of-time compiled, so nothing can compile later
     (CAP-21). State is donated to each call and replaced by its result (OWN-08); no call reads a result on the host, so
-    a unit can be launched before the last one's tokens are read.
+    a unit can be launched before the last one's tokens are read. Commands are carried out in the order of the calls.
+
+    Host arrays are given to units by value: what a launched unit may still read is never changed (KV-33).
+
+    Raises:
+      CapacityError: no room for the Host arena.
     """
 
     def __init__(self, model: Model, limits: Limits) -> None:
         self.limits = limits
         config = model.config
+        (self._device,) = model.params.embed.devices()
+        before = _bytes_in_use(self._device)
         self._params = model.params
         self._state = new_device_state(
-            config,
-            pages=limits.pages,
-            slots=limits.max_concurrency,
-            dtype=jnp.dtype(limits.dtype),
+            config, pages=limits.pages, slots=limits.slots, dtype=jnp.dtype(limits.dtype)
         )
         rows = limits.max_concurrency
         self._sampler = sampler.new_sampler_state(rows, config.vocab_size)
         self._sampled = jnp.zeros((rows,), jnp.int32)
+        self._counted = np.zeros(rows, bool)
+        self._tables = BlockTables(limits)
         self._vocab = config.vocab_size
+        self._closed = False
+        self._transfers = Transfers(limits.layout, self._state, self._device)
         self._compile(config)
+        self._run_each_unit_once()
+        after = _bytes_in_use(self._device)
+        self._memory = self._summary(before, after)
 
-    def prefill(self, tokens: np.ndarray, start: int, lease: Lease) -> jax.Array:
-        """Run one chunk of a prompt; `tokens` int32, at most the largest bucket.
+    def publish_table(self, command: PublishTable) -> None:
+        """Map blocks of a lane to pages (KV-24). Units launched before go on with what was published then (KV-33)."""
+        self._require_open()
+        self._tables.publish(command)
+
+    def prefill(self, command: RunPrefill, tokens: np.ndarray) -> jax.Array:
+        """Run one chunk of a prompt: `command.length` tokens, int32, at most the largest bucket.
 
         Returns:
           Final-norm hidden states [bucket, H], on the device; rows past the chunk are meaningless.
         """
-        bucket = self._bucket(len(tokens))
+        self._require_open()
+        if len(tokens) != command.length:
+            raise EngineFailure(f"{command} came with {len(tokens)} tokens")
+        self._require_slots(command, command.read_slot, command.write_slot)
+        self._tables.require_mapped(command.lane, command.start, command.length)
+        bucket = self._bucket(command.length)
         padded = np.zeros(bucket, np.int32)
         padded[: len(tokens)] = tokens
         plan = PrefillPlan(
             tokens=padded,
-            start=np.int32(start),
-            length=np.int32(len(tokens)),
-            block_table=lease.block_table,
-            slot=np.int32(lease.slot),
+            start=np.int32(command.start),
+            length=np.int32(command.length),
+            block_table=self._tables.row(command.lane),
+            read_slot=np.int32(command.read_slot),
+            write_slot=np.int32(command.write_slot),
         )
         self._state, hidden = self._units[f"prefill/{bucket}"](self._params, self._state, plan)
         return hidden
 
     def prompt_logprobs(self, hidden: jax.Array, targets: np.ndarray) -> PromptLogprobs:
         """Log-probabilities of `targets` (int32) given the hidden states before them; results stay on the device."""
+        self._require_open()
         bucket = hidden.shape[0]
         padded = np.zeros(bucket, np.int32)
         padded[: len(targets)] = targets
         return self._units[f"prompt_logprobs/{bucket}"](self._params, hidden, padded)
 
-    def fork(self, source: Lease, target: Lease, tokens: int) -> None:
-        """Copy the first `tokens` tokens' position from one lease to another."""
-        count = pages_for(tokens)
-        pages = [
-            np.where(np.arange(self.limits.blocks) < count, x.block_table, 0)
-            for x in (source, target)
-        ]
-        plan = ForkPlan(
-            source_slot=np.int32(source.slot),
-            target_slot=np.int32(target.slot),
-            source_pages=pages[0].astype(np.int32),
-            target_pages=pages[1].astype(np.int32),
+    def decode(self, command: RunDecode) -> jax.Array:
+        """Run one token of each row of the command, in its lane; other lanes run as null rows.
+
+        Returns:
+          float32 logits [C, V] on the device, to be given to one of the samplers before the next `decode`.
+        """
+        self._require_open()
+        lanes = [row.lane for row in command.rows]
+        if len(set(lanes)) != len(lanes):
+            raise EngineFailure(f"{command} names a lane twice")
+        C = self.limits.max_concurrency
+        forced, positions = np.zeros(C, np.int32), np.zeros(C, np.int32)
+        read_slots, write_slots = np.zeros(C, np.int32), np.zeros(C, np.int32)
+        counted = np.zeros(C, bool)
+        for row in command.rows:
+            self._require_slots(row, row.read_slot, row.write_slot)
+            self._tables.require_mapped(row.lane, row.position, 1)
+            forced[row.lane], positions[row.lane] = row.token, row.position
+            read_slots[row.lane], write_slots[row.lane] = row.read_slot, row.write_slot
+            counted[row.lane] = not row.replay
+        plan = DecodePlan(
+            forced=forced,
+            positions=positions,
+            block_tables=self._tables.rows(frozenset(lanes)),
+            read_slots=read_slots,
+            write_slots=write_slots,
         )
-        self._state = self._units["fork"](self._state, plan)
+        self._counted = counted
+        self._state, logits = self._units["decode"](self._params, self._state, self._sampled, plan)
+        return logits
+
+    def sample_greedy(self, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Greedy tokens [C] and health [C], still on the device.
+
+        Here and in `sample`, lanes that the last `decode` did not run, or ran as replay, keep what they sampled last.
+        """
+        self._require_open()
+        self._sampled, healthy = self._units["sample_greedy"](logits, self._sampled, self._counted)
+        return self._sampled, healthy
+
+    def sample(self, logits: jax.Array, rows: SamplingRows, positions: np.ndarray) -> Sampled:
+        """Sample every row with its own parameters; results stay on the device."""
+        self._require_open()
+        self._sampler, sampled = self._units["sample"](
+            self._sampler, logits, self._sampled, self._counted, rows, positions.copy()
+        )
+        self._sampled = sampled.tokens
+        return sampled
 
     def install_row(
         self, lane: int, *, counts: np.ndarray, prompt: np.ndarray, bias: np.ndarray
     ) -> None:
         """Set what sampling remembers of a lane: int32 counts, bool prompt mask, float32 bias, each [V]."""
-        self._sampler = self._units["install_row"](
-            self._sampler, np.int32(lane), counts, prompt, bias
-        )
+        self._require_open()
+        marks = (counts.copy(), prompt.copy(), bias.copy())
+        self._sampler = self._units["install_row"](self._sampler, np.int32(lane), *marks)
 
-    def decode(self, plan: DecodePlan) -> jax.Array:
-        """Run one token a row. Returns logits [C, V] on the device, to be given to one of the samplers."""
-        self._state, logits = self._units["decode"](self._params, self._state, self._sampled, plan)
-        return logits
+    def start_transfer(self, command: RunTransfer) -> Transfer:
+        """Launch a copy batch (see `transfers`); the caller asks the result whether it is ready, then completes it.
 
-    def sample_greedy(self, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Greedy tokens [C] and health [C], still on the device."""
-        self._sampled, healthy = self._units["sample_greedy"](logits)
-        return self._sampled, healthy
-
-    def sample(self, logits: jax.Array, rows: SamplingRows, positions: np.ndarray) -> Sampled:
-        """Sample every row with its own parameters; results stay on the device."""
-        self._sampler, sampled = self._units["sample"](self._sampler, logits, rows, positions)
-        self._sampled = sampled.tokens
-        return sampled
+        Raises:
+          EngineFailure: the batch is malformed; nothing was launched.
+        """
+        self._require_open()
+        self._state, transfer = self._transfers.start(self._state, command)
+        return transfer
 
     def put(self, tree: Any) -> Any:
-        """Host arrays to the device, for plans that are used by many steps."""
-        return jax.device_put(tree)
+        """Host arrays to the device, for plans that are used by many steps; the arrays are copied."""
+        self._require_open()
+        return jax.device_put(jax.tree.map(np.array, tree), self._device)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held on the device, by use."""
-        size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))  # noqa: E731
-        return {
-            "weights": size(self._params),
-            "kv": size(self._state.kv),
-            "state_images": size(self._state.images),
-            "sampler": size(self._sampler),
-        }
+        """Bytes by use, and what start-up measured.
+
+        On the device: `weights`, `kv`, `state_images`, `sampler`, and of the executables their code and the largest
+        temporary memory of one (`executables`, `workspace`), as far as the platform's compiler tells.
+        On the host: `host_arena`, of which only what was used takes memory.
+        `runtime_reservation_bytes` is B(M), the explicit backing. Where the device counts its memory there are also
+        `startup_retained_bytes`, used before this program but not by weights, and `preparation_growth_bytes`, what
+        allocating, compiling and running each unit once added (CAP-19). There is no calibration program to report on.
+        """
+        self._require_open()
+        return dict(self._memory)
+
+    def close(self) -> None:
+        """End transfers under way and give all memory back; every later call but this one fails."""
+        if self._closed:
+            return
+        self._closed = True
+        self._transfers.close()
+        del self._state, self._sampler, self._sampled, self._units, self._params, self._transfers
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineFailure("this program is closed; load the model again")
+
+    def _require_slots(self, command: RunPrefill | DecodeRow, *slots: int) -> None:
+        """A wrong id would be silent corruption."""
+        if not all(1 <= slot <= self.limits.slots for slot in slots):
+            raise EngineFailure(f"{command}: slots are 1..{self.limits.slots}")
 
     def _bucket(self, tokens: int) -> int:
         return next(b for b in self.limits.chunk_buckets if b >= tokens)
@@ -152,21 +226,27 @@ class Program:
 
         for T in self.limits.chunk_buckets:
             chunk = PrefillPlan(
-                tokens=i32(T), start=i32(), length=i32(), block_table=i32(blocks), slot=i32()
+                tokens=i32(T),
+                start=i32(),
+                length=i32(),
+                block_table=i32(blocks),
+                read_slot=i32(),
+                write_slot=i32(),
             )
             lower(f"prefill/{T}", partial(units.prefill, config), params, state, chunk, donate=1)
             hidden = _array(params.embed.dtype, T, config.hidden_size)
             lower(f"prompt_logprobs/{T}", units.prompt_logprobs, params, hidden, i32(T))
         step = DecodePlan(
-            forced=i32(rows), positions=i32(rows), block_tables=i32(rows, blocks), slots=i32(rows)
+            forced=i32(rows),
+            positions=i32(rows),
+            block_tables=i32(rows, blocks),
+            read_slots=i32(rows),
+            write_slots=i32(rows),
         )
         decode = partial(units.decode, config)
         lower("decode", decode, params, state, self._sampled, step, donate=1)
-        copy = ForkPlan(
-            source_slot=i32(), target_slot=i32(), source_pages=i32(blocks), target_pages=i32(blocks)
-        )
-        lower("fork", units.fork, state, copy, donate=0)
-        lower("sample_greedy", units.sample_greedy, logits)
+        counted = _array(jnp.bool_, rows)
+        lower("sample_greedy", units.sample_greedy, logits, i32(rows), counted)
         sampling = SamplingRows(
             temperature=f32(rows),
             top_k=i32(rows),
@@ -177,15 +257,66 @@ class Program:
             repetition_penalty=f32(rows),
             seed=_array(jnp.uint32, rows, 2),
         )
-        lower("sample", sampler.sample, self._sampler, logits, sampling, i32(rows), donate=0)
+        drawn = (logits, i32(rows), counted, sampling, i32(rows))
+        lower("sample", units.sample, self._sampler, *drawn, donate=0)
         marks = (i32(), i32(vocab), _array(jnp.bool_, vocab), f32(vocab))
         lower("install_row", sampler.install_row, self._sampler, *marks, donate=0)
-        (device,) = self._sampled.devices()
-        options = _CPU_OPTIONS if device.platform == "cpu" else {}
+        lowered |= self._transfers.units(state)
+        options = _CPU_OPTIONS if self._device.platform == "cpu" else {}
         # Compilation releases the interpreter lock; the largest units come first.
         with ThreadPoolExecutor() as pool:
             compiled = pool.map(lambda unit: unit.compile(options), lowered.values())
-            self._units = dict(zip(lowered, compiled, strict=True))
+            self._units: dict[str, Compiled] = dict(zip(lowered, compiled, strict=True))
+
+    def _run_each_unit_once(self) -> None:
+        """Verify the inputs of every executable on null rows, before the first request (CAP-21)."""
+        rows, blocks, vocab = self.limits.max_concurrency, self.limits.blocks, self._vocab
+        null = np.int32(0)
+        for T in self.limits.chunk_buckets:
+            table = np.zeros(blocks, np.int32)
+            plan = PrefillPlan(np.zeros(T, np.int32), null, null, table, null, null)
+            self._state, hidden = self._units[f"prefill/{T}"](self._params, self._state, plan)
+            self.prompt_logprobs(hidden, np.zeros(T, np.int32))
+        logits = self.decode(RunDecode(0, ()))
+        self.sample_greedy(logits)
+        zeros = np.zeros(rows, np.float32)
+        ones, none = np.ones(rows, np.float32), np.zeros(rows, np.int32)
+        seed = np.zeros((rows, 2), np.uint32)
+        sampling = SamplingRows(zeros, none, ones, zeros, zeros, zeros, ones, seed)
+        self.sample(logits, sampling, none)
+        for lane in range(rows):
+            self.install_row(
+                lane,
+                counts=np.zeros(vocab, np.int32),
+                prompt=np.zeros(vocab, bool),
+                bias=np.zeros(vocab, np.float32),
+            )
+        self._state = self._transfers.install(self._units, self._state)
+        jax.block_until_ready(self._state)
+
+    def _summary(self, before: int | None, after: int | None) -> dict[str, int]:
+        size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))  # noqa: E731
+        weights = size(self._params)
+        out = {
+            "weights": weights,
+            "kv": size(self._state.kv),
+            "state_images": size(self._state.images),
+            "sampler": size(self._sampler),
+            "host_arena": self.limits.layout.host_bytes,
+            "runtime_reservation_bytes": self.limits.reservation_bytes,
+        }
+        costs = [c for unit in self._units.values() if (c := unit.memory_analysis()) is not None]
+        if costs:
+            out["executables"] = sum(c.generated_code_size_in_bytes for c in costs)
+            out["workspace"] = max(c.temp_size_in_bytes for c in costs)
+        if before is not None and after is not None:
+            out["startup_retained_bytes"] = before - weights
+            out["preparation_growth_bytes"] = after - before
+        return out
+
+
+def _bytes_in_use(device: jax.Device) -> int | None:
+    return (device.memory_stats() or {}).get("bytes_in_use")
 
 
 def _array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:

@@ -68,6 +68,7 @@ def sample(
     logits: Float[Array, "B V"],
     rows: SamplingRows,
     positions: Int[Array, " B"],
+    counted: Bool[Array, " B"] | None = None,
 ) -> tuple[SamplerState, Sampled]:
     """Draw one token a row and count it.
 
@@ -76,6 +77,7 @@ def sample(
       logits: float32 logits of the model.
       rows: sampling parameters.
       positions: logical position of the token being drawn (its index in prompt plus output).
+      counted: rows whose token counts; None: all.
     """
     adjusted = adjust(state, logits, rows)
     keep = truncate(adjusted, rows)
@@ -84,7 +86,8 @@ def sample(
     drawn = jnp.argmax(jnp.where(keep, adjusted / warm + noise, -jnp.inf), axis=-1)
     tokens = jnp.where(rows.temperature > 0, drawn, jnp.argmax(adjusted, axis=-1))
     tokens = tokens.astype(jnp.int32)
-    counts = state.counts.at[jnp.arange(tokens.shape[0]), tokens].add(1)
+    one = jnp.ones_like(tokens) if counted is None else counted.astype(jnp.int32)
+    counts = state.counts.at[jnp.arange(tokens.shape[0]), tokens].add(one)
     return replace(state, counts=counts), Sampled(
         tokens=tokens, healthy=healthy(logits), **log_probabilities(logits, tokens)
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -12,7 +14,14 @@ from ninfer_jax.models.qwen3_5 import trunk
 from ninfer_jax.models.qwen3_5.params import TextParameters
 from ninfer_jax.models.qwen3_5.state import DeviceState
 from ninfer_jax.program import sampler
-from ninfer_jax.program.plans import DecodePlan, ForkPlan, PrefillPlan, PromptLogprobs
+from ninfer_jax.program.plans import (
+    DecodePlan,
+    PrefillPlan,
+    PromptLogprobs,
+    Sampled,
+    SamplerState,
+    SamplingRows,
+)
 
 
 def prefill(
@@ -27,7 +36,8 @@ def prefill(
         plan.start[None],
         plan.length[None],
         plan.block_table[None],
-        plan.slot[None],
+        plan.write_slot[None],
+        plan.read_slot[None],
     )
     return state, hidden[0]
 
@@ -39,19 +49,19 @@ def decode(
     sampled: Int[Array, " C"],
     plan: DecodePlan,
 ) -> tuple[DeviceState, Float[Array, "C V"]]:
-    """Run one token a row; returns float32 logits. `sampled` are the tokens of the step before, still on the device."""
+    """Run one token a row; returns float32 logits. `sampled` is what each row sampled last, still on the device."""
     tokens = jnp.where(plan.forced >= 0, plan.forced, sampled)
     state, hidden = trunk.decode(
-        config, params, state, tokens, plan.positions, plan.block_tables, plan.slots
+        config,
+        params,
+        state,
+        tokens,
+        plan.positions,
+        plan.block_tables,
+        plan.write_slots,
+        plan.read_slots,
     )
     return state, trunk.logits(params, hidden)
-
-
-def fork(state: DeviceState, plan: ForkPlan) -> DeviceState:
-    """Copy a position: image and pages."""
-    images = jax.tree.map(lambda x: x.at[plan.target_slot].set(x[plan.source_slot]), state.images)
-    kv = jax.tree.map(lambda x: x.at[:, plan.target_pages].set(x[:, plan.source_pages]), state.kv)
-    return DeviceState(kv=kv, images=images)
 
 
 def prompt_logprobs(
@@ -67,6 +77,25 @@ def prompt_logprobs(
     return PromptLogprobs(**flat)
 
 
-def sample_greedy(logits: Float[Array, "C V"]) -> tuple[Int[Array, " C"], Bool[Array, " C"]]:
-    """Sampling for batches in which every row is greedy without penalties, bias or log-probabilities."""
-    return sampler.greedy(logits)
+def sample_greedy(
+    logits: Float[Array, "C V"], sampled: Int[Array, " C"], counted: Bool[Array, " C"]
+) -> tuple[Int[Array, " C"], Bool[Array, " C"]]:
+    """Sampling for batches in which every row is greedy without penalties, bias or log-probabilities.
+
+    Rows that are not `counted` keep the token they sampled last.
+    """
+    tokens, healthy = sampler.greedy(logits)
+    return jnp.where(counted, tokens, sampled), healthy
+
+
+def sample(
+    state: SamplerState,
+    logits: Float[Array, "C V"],
+    sampled: Int[Array, " C"],
+    counted: Bool[Array, " C"],
+    rows: SamplingRows,
+    positions: Int[Array, " C"],
+) -> tuple[SamplerState, Sampled]:
+    """Sampling with every row's own parameters; rows that are not `counted` keep their last token and their counts."""
+    state, result = sampler.sample(state, logits, rows, positions, counted)
+    return state, replace(result, tokens=jnp.where(counted, result.tokens, sampled))

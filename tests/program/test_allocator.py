@@ -1,18 +1,18 @@
 """Lanes, slots and pages: nothing is held twice, nothing is lost (allocated + available = capacity)."""
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ninfer_jax.config import EngineConfig
-from ninfer_jax.errors import CapacityError, InputError
+from ninfer_jax.config import Limits
 from ninfer_jax.program.allocator import Allocator, pages_for
+from planner import Layout, PoolLayout
 
-LIMITS = EngineConfig(max_context=400, max_concurrency=3, kv_capacity=640).resolve(
-    model_context=4096, platform="cpu"
-)
+LIMITS = Limits(
+    layout=Layout(400, 3, 64, (PoolLayout("main", 10, 64),), 3, 64, 0), reservation_bytes=0, prefill_chunk=256,
+    chunk_buckets=(64, 256), policy="incremental", cache=True, max_queue=1, record=None, dtype="float32", seed=0,
+)  # fmt: skip
 
 
 class AllocatorMachine(RuleBasedStateMachine):
@@ -53,37 +53,3 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 TestAllocator = AllocatorMachine.TestCase
 TestAllocator.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-@pytest.mark.parametrize(
-    ("capacity", "pages"), [(1000, 16), (1025, 17), (3072, 48), (999, None), (3073, None)]
-)
-def test_worked_example_x01(capacity, pages):
-    """X-01: S = 1000, C = 3 gives L = 16 and M in 16..48 (CAP-02, CAP-03)."""
-    config = EngineConfig(max_context=1000, max_concurrency=3, kv_capacity=capacity)
-    if pages is None:
-        with pytest.raises(CapacityError, match=r"16\.\.48 pages"):
-            config.resolve(model_context=4096, platform="cpu")
-    else:
-        limits = config.resolve(model_context=4096, platform="cpu")
-        assert (limits.blocks, limits.pages) == (16, pages)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_concurrency": 0}, {"max_concurrency": 9}, {"max_concurrency": True}, {"max_context": 0},
-        {"max_context": 1.5}, {"kv_capacity": -1}, {"prefill_chunk": 100}, {"dtype": "fp8"}, {"seed": -1},
-        {"max_contxt": 5},
-    ],
-)  # fmt: skip
-def test_a_bad_option_is_named(wrong):
-    with pytest.raises(InputError, match=next(iter(wrong))):
-        EngineConfig.from_dict(wrong)
-
-
-def test_context_over_the_models_limit():
-    with pytest.raises(InputError, match="4096"):
-        EngineConfig(max_context=5000).resolve(model_context=4096, platform="cpu")
-    default = EngineConfig().resolve(model_context=262144, platform="gpu")
-    assert (default.max_context, default.dtype) == (4096, "bfloat16")

@@ -47,22 +47,24 @@ def prefill(
     lengths: Int[Array, " B"],
     block_tables: Int[Array, "B L"],
     slots: Int[Array, " B"],
+    read_slots: Int[Array, " B"] | None = None,
 ) -> tuple[DeviceState, Float[Array, "B T H"]]:
     """Run T tokens of each row, continuing from the row's StateImage and pages.
 
     Args:
-      state: slot `slots[b]` holds row b's image at position `starts[b]`; its pages hold positions 0..starts[b]-1. A row
-        that starts at 0 reads zeros instead of its slot.
+      state: slot `read_slots[b]` holds row b's image at position `starts[b]`; its pages hold positions 0..starts[b]-1.
+        A row that starts at 0 reads zeros instead of its slot.
       tokens: token ids; columns past a row's length are ignored.
       starts: position of each row's first token.
       lengths: valid tokens of each row, 0..T.
       block_tables: physical pages, mapped at least up to `starts + lengths` (KV-24).
-      slots: StateImage slot of each row.
+      slots: StateImage slot of each row, where its new state goes.
+      read_slots: slot each row continues from; None: its own. A row that reads another's leaves it as it is (ST-08).
 
     Returns:
       The state after `lengths` tokens, and final-norm hidden states (meaningless past a row's length).
     """
-    return _cached(config, params, state, tokens, starts, lengths, block_tables, slots)
+    return _cached(config, params, state, tokens, starts, lengths, block_tables, slots, read_slots)
 
 
 def decode(
@@ -73,6 +75,7 @@ def decode(
     positions: Int[Array, " B"],
     block_tables: Int[Array, "B L"],
     slots: Int[Array, " B"],
+    read_slots: Int[Array, " B"] | None = None,
 ) -> tuple[DeviceState, Float[Array, "B H"]]:
     """Run one token of each row; arguments as in `prefill`.
 
@@ -81,7 +84,7 @@ def decode(
     """
     ones = jnp.ones_like(positions)
     state, hidden = _cached(
-        config, params, state, tokens[:, None], positions, ones, block_tables, slots
+        config, params, state, tokens[:, None], positions, ones, block_tables, slots, read_slots
     )
     return state, hidden[:, 0]
 
@@ -136,8 +139,10 @@ def _cached(
     lengths: Int[Array, " B"],
     block_tables: Int[Array, "B L"],
     slots: Int[Array, " B"],
+    read_slots: Int[Array, " B"] | None,
 ) -> tuple[DeviceState, Float[Array, "B T H"]]:
     T = tokens.shape[1]
+    sources = slots if read_slots is None else read_slots
     positions = starts[:, None] + jnp.arange(T, dtype=starts.dtype)[None, :]
     rope = layers.rope_tables(config, positions)
     continues = starts > 0
@@ -156,8 +161,8 @@ def _cached(
 
             out = layers.full_attention(config, p, x, rope, attend)
             return out, replace(state, kv=kv)
-        window = jnp.where(continues[:, None, None], images.window[slots, index], 0)
-        memory = jnp.where(continues[:, None, None, None], images.recurrent[slots, index], 0)
+        window = jnp.where(continues[:, None, None], images.window[sources, index], 0)
+        memory = jnp.where(continues[:, None, None, None], images.recurrent[sources, index], 0)
         out, window, memory = layers.linear_attention(config, p, x, lengths, window, memory)
         images = replace(
             images,
