@@ -160,8 +160,8 @@ def _statistics(results: list[RequestOutput]) -> None:
     prompt = sum(len(r.prompt_token_ids) for r in results)
     cached = sum(r.num_cached_tokens for r in results)
     print(
-        f"[{prompt} prompt tokens, {cached} of them cached, {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s, "
-        f"first after {1000 * first:.0f} ms]",
+        f"[{prompt} prompt tokens, {cached} of them cached, {tokens} tokens in {seconds:.2f} s, "
+        f"{tokens / seconds:.1f} tokens/s, first after {1000 * first:.0f} ms]",
         file=sys.stderr,
     )
     if aborted:

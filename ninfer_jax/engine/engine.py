@@ -310,9 +310,7 @@ class Engine:
         timeout: float | None,
     ) -> Request:
         if params is not None and not isinstance(params, SamplingParams):
-            raise InputError(
-                f"sampling_params must be SamplingParams, got {type(params).__name__}"
-            )
+            raise InputError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         limits = self.limits
         sampling = self.frontend.resolve(
             params or SamplingParams(), prompt, max_context=limits.max_context

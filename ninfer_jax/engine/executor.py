@@ -101,11 +101,7 @@ class Executor:
         else:
             self._stats.computed_tokens += order.length
             request.prefill_tokens += order.length
-        if (
-            request.sampling.prompt_logprobs is not None
-            and not sequence.index
-            and not order.replay
-        ):
+        if request.sampling.prompt_logprobs is not None and not sequence.index and not order.replay:
             targets = request.ids[order.start + 1 : end + 1]
             scored = self._program.prompt_logprobs(hidden, targets)
             flight = PrefillFlight(

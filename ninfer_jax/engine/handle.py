@@ -111,7 +111,7 @@ class RequestHandle:
             finish_reason=news.finish_reason,
             stop_reason=news.stop_reason,
             output=self._result() if news.last else None,
-            index=news.index,
+            index=news.sequence,
         )
 
     def _raise_failure(self) -> None:

@@ -39,6 +39,9 @@ class CacheOptions:
     """Name of the conversation (CAT-20); empty: none."""
 
 
+DEFAULT_CACHE = CacheOptions()
+
+
 class TokenScore(NamedTuple):
     """Log-probabilities of one generated token, not yet put into words."""
 
@@ -208,8 +211,8 @@ class Request:
                 score = TokenScore(
                     float(result.logprob[i]),
                     int(result.rank[i]),
-                    result.top_ids[i],
-                    result.top_logprobs[i],
+                    np.asarray(result.top_ids[i]),
+                    np.asarray(result.top_logprobs[i]),
                 )
                 entries.append(self._logprobs(target, score, count))
         return entries
@@ -235,7 +238,7 @@ def new_request(
     *,
     max_context: int,
     default_seed: int,
-    cache: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
+    cache: CacheOptions = DEFAULT_CACHE,
     timeout: float | None = None,
 ) -> Request:
     """A request with its n sequences; `default_seed` serves if the sampling names none.

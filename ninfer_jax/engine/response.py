@@ -18,7 +18,7 @@ from ninfer_jax.outputs import FinishReason
 class News(NamedTuple):
     """A step forward of one sequence: new tokens, or its end."""
 
-    index: int
+    sequence: int
     delta: OutputDelta | None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

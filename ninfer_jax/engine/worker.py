@@ -342,13 +342,9 @@ class Worker:
             elif readings.details is not None and sequence.request.sampling.logprobs is not None:
                 score = _score(readings.details, row.lane)
             preview = sequence.session.preview((token,))
-            results.append(
-                RowResult(row.request, (token,), "finished" if preview.finished else "")
-            )
+            results.append(RowResult(row.request, (token,), "finished" if preview.finished else ""))
             commits.append((sequence, preview, score))
-        self.world, commands = self._advance(
-            self.world, UnitFinished(flight.unit, tuple(results))
-        )
+        self.world, commands = self._advance(self.world, UnitFinished(flight.unit, tuple(results)))
         now = time.monotonic()
         for sequence, preview, score in commits:
             self._commit(sequence, preview, score, now)
@@ -400,7 +396,10 @@ class Worker:
         )
         self.failure = failure
         self._ingress.refuse(failure)
-        for end in (self._program.close, *(() if self._journal is None else (self._journal.close,))):
+        for end in (
+            self._program.close,
+            *(() if self._journal is None else (self._journal.close,)),
+        ):
             try:
                 end()
             except Exception as second:

@@ -278,7 +278,8 @@ def test_event_loops_and_threads_share_an_engine(start):
         return await asyncio.gather(*(consume(i) for i in range(6)))
 
     results = []
-    threads = [threading.Thread(target=lambda: results.extend(asyncio.run(everything()))) for _ in range(3)]  # fmt: skip
+    run = lambda: results.extend(asyncio.run(everything()))  # noqa: E731
+    threads = [threading.Thread(target=run) for _ in range(3)]
     for t in threads:
         t.start()
     for t in threads:
