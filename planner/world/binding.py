@@ -445,5 +445,6 @@ def leave(step: Step, resident: Resident, form: str, snapshot: int = 0, holder: 
     step.commands.append(Paused(request.id, form, resident.pausing))  # type: ignore[arg-type]
     step.note(request.id, "paused", f"as {form}, to let request {resident.pausing} go on")
     step.scan = True
+    step.recover |= step.paused[0] < request.id  # its own pause brings nobody back (SCH-15)
     if request.cancelled:
         end_without_lane(step, step.request(request.id))

@@ -80,6 +80,7 @@ def settle(step: Step) -> bool:
         assert resident is not None
         if committed:
             binding.leave(step, resident, "snapshot", result.published, job.holder)
+            return True
     if not committed and result.outcome.endswith("failed"):
         step.demote = False
     step.capacity_event()
