@@ -1,11 +1,13 @@
-"""Device side of transfers: pages and images leave the device, arrive on it, and move within it.
+"""Device side of transfers: payloads of pages and images are read from the device and written to it.
 
-Each kind of content has three units over a fixed number of places: `gather` reads payloads, `scatter` writes them,
-`copy` moves them inside the device. Places are inputs; unused ones are null: nothing reads what is written there.
-`arrays` is donated to `scatter` and `copy`, which makes them work in place.
+Each kind of content has a unit that reads a fixed number of places, `gather`, and one that writes them, `scatter`. A
+copy inside the device is one after the other. Places are inputs; unused ones are null: nothing reads what is written there.
+`arrays` is donated to `scatter` and `clear`, which work in place.
 
-A payload is the content of one place as the Host holds it. For a page it is all planes of the pool in the layout's
-order: layer 0 keys, layer 0 values, layer 1 keys, ... (KV-05, KV-11); for an image, its fields in order (ST-02).
+A payload is the content of one place as the Host holds it, bit for bit. For a page it is all planes of the pool in the
+layout's order: layer 0 keys, layer 0 values, layer 1 keys, ... (KV-05, KV-11); for an image, its fields in order
+(ST-02). Payloads are unsigned integers of the arrays' width: a platform may compute with a wider float type than it
+stores, and change the bits of a NaN on the way.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int, UInt
 
 from ninfer_jax.models.qwen3_5.state import KVPool, StateImages
 
@@ -23,50 +25,62 @@ _PAGES_PER_CALL = (1, 4, 16)
 _CALL_BYTES = 64 << 20
 """Most payload bytes of one call that moves more than one page: enough for full speed, little enough to stage."""
 
+PagePayload = UInt[Array, "A two K P D"]
 
-def gather_pages(arrays: KVPool, places: Int[Array, " n"]) -> Float[Array, "n A two K P D"]:
+
+def gather_pages(arrays: KVPool, places: Int[Array, " n"]) -> tuple[PagePayload, ...]:
     """Payloads of pages."""
-    both = jnp.stack([arrays.k[:, places], arrays.v[:, places]], axis=2)
-    return jnp.moveaxis(both, 1, 0)
+    k, v = _bits(arrays.k), _bits(arrays.v)
+    return tuple(jnp.stack([_take(k, p, 1), _take(v, p, 1)], axis=1) for p in places)
 
 
 def scatter_pages(
-    arrays: KVPool, payloads: tuple[Float[Array, "A two K P D"], ...], places: Int[Array, " n"]
+    arrays: KVPool, payloads: tuple[PagePayload, ...], places: Int[Array, " n"]
 ) -> tuple[KVPool, Int[Array, ""]]:
     """Write page payloads; also returns how many were real, which is known once they are consumed."""
-    both = jnp.stack(payloads, axis=1)
-    k, v = arrays.k.at[:, places].set(both[:, :, 0]), arrays.v.at[:, places].set(both[:, :, 1])
-    return KVPool(k=k, v=v), _real(places)
+    k, v = _bits(arrays.k), _bits(arrays.v)
+    for payload, p in zip(payloads, places, strict=True):
+        k, v = _put(k, payload[:, 0], p, 1), _put(v, payload[:, 1], p, 1)
+    return _like(arrays, KVPool(k=k, v=v)), _real(places)
 
 
-def copy_pages(arrays: KVPool, sources: Int[Array, " n"], targets: Int[Array, " n"]) -> KVPool:
-    """Copy whole pages; all sources are read before a target is written."""
-    return jax.tree.map(lambda x: x.at[:, targets].set(x[:, sources]), arrays)
-
-
-def gather_images(arrays: StateImages, places: Int[Array, " n"]) -> StateImages:
-    """Payloads of StateImages."""
-    return jax.tree.map(lambda x: x[places], arrays)
+def gather_images(arrays: StateImages, places: Int[Array, " n"]) -> tuple[StateImages, ...]:
+    """Payloads of StateImages: trees of unsigned integers."""
+    bits = jax.tree.map(_bits, arrays)
+    return tuple(jax.tree.map(lambda x, p=p: _take(x, p, 0), bits) for p in places)
 
 
 def scatter_images(
     arrays: StateImages, payloads: tuple[StateImages, ...], places: Int[Array, " n"]
 ) -> tuple[StateImages, Int[Array, ""]]:
     """Write image payloads; the count as in `scatter_pages`."""
-    written = jax.tree.map(lambda x, *new: x.at[places].set(jnp.stack(new)), arrays, *payloads)
-    return written, _real(places)
+    bits = jax.tree.map(_bits, arrays)
+    for payload, p in zip(payloads, places, strict=True):
+        bits = jax.tree.map(lambda x, new, p=p: _put(x, new, p, 0), bits, payload)
+    return _like(arrays, bits), _real(places)
 
 
-def copy_images(
-    arrays: StateImages, sources: Int[Array, " n"], targets: Int[Array, " n"]
-) -> StateImages:
-    """Copy whole images. The null slot reads as zeros, the state at position 0."""
+def clear_images(arrays: StateImages, places: Int[Array, " n"]) -> StateImages:
+    """Write zeros: the state at position 0."""
+    null = jax.tree.map(lambda x: jnp.zeros_like(_bits(x[0])), arrays)
+    return scatter_images(arrays, (null,) * len(places), places)[0]
 
-    def copy(x: Array) -> Array:
-        null = (sources == 0).reshape(-1, *(1,) * (x.ndim - 1))
-        return x.at[targets].set(jnp.where(null, jnp.zeros_like(x[:1]), x[sources]))
 
-    return jax.tree.map(copy, arrays)
+def _bits(x: Array) -> Array:
+    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+
+
+def _like(arrays: Any, bits: Any) -> Any:
+    return jax.tree.map(lambda x, b: jax.lax.bitcast_convert_type(b, x.dtype), arrays, bits)
+
+
+def _take(bits: Array, place: Int[Array, ""], axis: int) -> Array:
+    return jax.lax.dynamic_index_in_dim(bits, place, axis, keepdims=False)
+
+
+def _put(bits: Array, new: Array, place: Int[Array, ""], axis: int) -> Array:
+    """Always in place, unlike a scatter of several."""
+    return jax.lax.dynamic_update_index_in_dim(bits, new, place, axis)
 
 
 def _real(places: Int[Array, " n"]) -> Int[Array, ""]:
@@ -79,7 +93,7 @@ class Kind(NamedTuple):
     name: str
     gather: Callable[..., Any]
     scatter: Callable[..., Any]
-    copy: Callable[..., Any]
+    clear: Callable[..., Any] | None
     field: str
     """The field of `DeviceState` that holds it."""
     places: int
@@ -96,12 +110,12 @@ class Kind(NamedTuple):
 
 def page_kind(pages: int, size: int) -> Kind:
     """Pages of the Main pool."""
-    return Kind("page", gather_pages, scatter_pages, copy_pages, "kv", pages, size)
+    return Kind("page", gather_pages, scatter_pages, None, "kv", pages, size)
 
 
 def image_kind(slots: int, size: int) -> Kind:
     """StateImages."""
-    return Kind("image", gather_images, scatter_images, copy_images, "images", slots, size)
+    return Kind("image", gather_images, scatter_images, clear_images, "images", slots, size)
 
 
 def calls(count: int, buckets: tuple[int, ...]) -> list[tuple[int, int]]:
