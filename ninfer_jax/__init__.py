@@ -2,7 +2,7 @@
 
 from ninfer_jax.api import generate, load
 from ninfer_jax.config import EngineConfig
-from ninfer_jax.engine import Engine
+from ninfer_jax.engine import Engine, RequestHandle
 from ninfer_jax.errors import (
     ArtifactError,
     CapacityError,
@@ -11,6 +11,7 @@ from ninfer_jax.errors import (
     InputError,
     NinferError,
     NotYetError,
+    OverloadError,
 )
 from ninfer_jax.models import Model, SequenceState, decode, forward, init_model, load_model, prefill
 from ninfer_jax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamChunk
@@ -30,6 +31,8 @@ __all__ = [
     "Model",
     "NinferError",
     "NotYetError",
+    "OverloadError",
+    "RequestHandle",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",

@@ -10,6 +10,7 @@ __all__ = [
     "InputError",
     "NinferError",
     "NotYetError",
+    "OverloadError",
 ]
 
 
@@ -19,6 +20,10 @@ class InputError(NinferError, ValueError):
 
 class CapacityError(NinferError):
     """The requested configuration or request can never fit the configured memory."""
+
+
+class OverloadError(NinferError):
+    """Too many requests are outstanding (ENG-02, ENG-07); trying again later can succeed."""
 
 
 class ConstraintError(NinferError):

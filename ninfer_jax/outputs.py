@@ -56,14 +56,25 @@ class RequestMetrics:
     first_token: float
     finished: float
     prefill_tokens: int
-    """Prompt tokens computed for this request."""
+    """Prompt tokens computed for this request, replay not counted."""
     decode_steps: int
-    """Steps in which a sequence of this request ran."""
+    """Steps in which a sequence of this request ran and something was sampled for it."""
+    cached_tokens: int = 0
+    """Prompt tokens that were reused and not computed, of the first sequence."""
+    replayed_tokens: int = 0
+    """Tokens computed a second time after a pause."""
+    preemptions: int = 0
+    """How often a sequence of this request was paused for another."""
 
     @property
     def time_to_first_token(self) -> float:
-        """Seconds from arrival to the first token on the host."""
-        return self.first_token - self.arrival
+        """Seconds from arrival to the first token on the host; 0 if there was none."""
+        return max(0.0, self.first_token - self.arrival)
+
+    @property
+    def queue_time(self) -> float:
+        """Seconds from arrival to the first lane; 0 if it never had one."""
+        return max(0.0, self.admitted - self.arrival)
 
 
 @dataclass
@@ -85,7 +96,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """What one step added to a streamed output."""
+    """What one step added to a streamed output. Reasons come with a chunk of their own, after all text."""
 
     text: str
     reasoning: str
@@ -94,3 +105,5 @@ class StreamChunk:
     stop_reason: str | int | None = None
     output: RequestOutput | None = None
     """The complete result, with the last chunk only."""
+    index: int = 0
+    """Which of the n sequences goes on."""

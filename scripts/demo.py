@@ -23,10 +23,21 @@ def main() -> None:
     _report(chunk.output)
 
     print("A chat answer, with thinking limited to 16 tokens:")
-    ask = [{"role": "user", "content": "What is 17 + 25?"}]
-    (answer,) = engine.chat(ask, nj.SamplingParams(max_tokens=48, seed=2, thinking_budget=16))
+    chat = [{"role": "user", "content": "What is 17 + 25?"}]
+    short = nj.SamplingParams(max_tokens=48, seed=2, thinking_budget=16)
+    (answer,) = engine.chat(chat, short)
     print(f"thinking: {answer.outputs[0].reasoning!r}\nanswer: {answer.outputs[0].text!r}")
     _report(answer)
+
+    print("The second turn of that chat starts from the first one's state:")
+    chat += [
+        {"role": "assistant", "content": answer.outputs[0].text},
+        {"role": "user", "content": "And twice that?"},
+    ]
+    (answer,) = engine.chat(chat, short)
+    print(f"answer: {answer.outputs[0].text!r}")
+    _report(answer)
+    print(f"{engine.explain(answer.request_id)}\n")
 
     print("Sixteen prompts together, eight at a time:")
     prompts = [f"Line {i}:" for i in range(16)]
@@ -43,7 +54,11 @@ def _report(result: nj.RequestOutput) -> None:
     assert metrics is not None
     rate = tokens / (metrics.finished - metrics.arrival)
     first = 1000 * metrics.time_to_first_token
-    print(f"\n[{tokens} tokens, {rate:.0f} tokens/s, first after {first:.0f} ms]\n")
+    prompt, cached = len(result.prompt_token_ids), result.num_cached_tokens
+    print(
+        f"\n[{prompt} prompt tokens, {cached} of them cached; {tokens} tokens, {rate:.0f} tokens/s, "
+        f"first after {first:.0f} ms]\n"
+    )
 
 
 if __name__ == "__main__":

@@ -99,10 +99,14 @@ def _answer(
     as_json: bool,
 ) -> RequestOutput:
     if as_json:
-        (result,) = engine.chat(messages, params, enable_thinking=thinking, use_tqdm=False)
+        (result,) = engine.chat(
+            messages, params, session="dialogue", enable_thinking=thinking, use_tqdm=False
+        )
         print(json.dumps(_plain(result)))
         return result
-    return _print_stream(engine.stream_chat(messages, params, enable_thinking=thinking))
+    return _print_stream(
+        engine.stream_chat(messages, params, session="dialogue", enable_thinking=thinking)
+    )
 
 
 def _questions() -> Iterator[str]:
@@ -154,9 +158,10 @@ def _statistics(results: list[RequestOutput]) -> None:
     seconds = max(m.finished for m in metrics) - min(m.arrival for m in metrics)
     first = min(m.time_to_first_token for m in metrics)
     prompt = sum(len(r.prompt_token_ids) for r in results)
+    cached = sum(r.num_cached_tokens for r in results)
     print(
-        f"[{prompt} prompt tokens, {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s, "
-        f"first after {1000 * first:.0f} ms]",
+        f"[{prompt} prompt tokens, {cached} of them cached, {tokens} tokens in {seconds:.2f} s, "
+        f"{tokens / seconds:.1f} tokens/s, first after {1000 * first:.0f} ms]",
         file=sys.stderr,
     )
     if aborted:

@@ -1,36 +1,43 @@
-"""The engine: one loaded model behind `generate`, `chat` and `stream`."""
+"""The engine: one loaded model behind `submit`, `generate`, `chat` and `stream`."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import threading
-from collections.abc import Generator, Iterator, Mapping
+import math
+import weakref
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
+from types import TracebackType
+from typing import Any, Literal
 
 from artifacts import open_checkpoint
-from ninfer_jax.config import EngineConfig
-from ninfer_jax.engine.loop import GenerationLoop
-from ninfer_jax.engine.request import Request, new_request
+from ninfer_jax.config import PAGE_TOKENS, EngineConfig, Limits
+from ninfer_jax.engine.collect import collect
+from ninfer_jax.engine.handle import RequestHandle
+from ninfer_jax.engine.history import REQUESTS
+from ninfer_jax.engine.ingress import Close, Ingress
+from ninfer_jax.engine.request import CacheOptions, Request, new_request
+from ninfer_jax.engine.worker import Worker
 from ninfer_jax.errors import InputError
 from ninfer_jax.frontend import Frontend, PreparedPrompt
 from ninfer_jax.models import Model, model_from_checkpoint
-from ninfer_jax.outputs import RequestOutput, StreamChunk
+from ninfer_jax.outputs import RequestOutput
 from ninfer_jax.program import startup
-from ninfer_jax.program.allocator import Allocator, pages_for
 from ninfer_jax.program.program import Program
 from ninfer_jax.sampling_params import SamplingParams
+from planner.world import WorldConfig
+
+Sampling = SamplingParams | SequenceOf[SamplingParams] | None
+CacheMode = Literal["read_write", "off"]
 
 
 class Engine:
     """A model ready to run: everything is allocated and compiled, nothing compiles later (CAP-21).
 
-    Calls from several threads are served one after the other.
+    Any number of threads and event loops may use it. One worker thread runs all requests together; it ends
+    with `close`, with the `with` block, or when nobody refers to the engine or one of its handles any more.
     """
 
     def __init__(
@@ -38,14 +45,22 @@ class Engine:
     ) -> None:
         self.model = model
         self.frontend = frontend
-        self.limits = program.limits
+        self.limits: Limits = program.limits
         self.name = name
         self._program = program
-        self._allocator = Allocator(program.limits)
-        self._loop = GenerationLoop(self._program, self._allocator, frontend)
-        self._lock = threading.Lock()
-        self._running_thread: int | None = None
         self._ids = itertools.count()
+        self._ingress = Ingress(self.limits.max_queue)
+        world = WorldConfig(
+            layout=self.limits.layout,
+            prefill_chunk=self.limits.prefill_chunk,
+            cache=self.limits.cache,
+            policy=self.limits.policy,
+        )
+        self._worker = Worker(
+            program, frontend.vocab_size, self._ingress, world, self.limits.record
+        )
+        self._worker.start()
+        weakref.finalize(self, self._ingress.send, Close()).atexit = False
 
     @classmethod
     def load(
@@ -69,33 +84,121 @@ class Engine:
         model = model_from_checkpoint(checkpoint, limits.dtype)
         return cls(model, frontend, startup.start(model, config), checkpoint.name)
 
+    # One request
+
+    def submit(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        session: str | None = None,
+        cache: CacheMode = "read_write",
+        markers: SequenceOf[int] = (),
+        anchors: SequenceOf[int] = (),
+        timeout: float | None = None,
+    ) -> RequestHandle:
+        """Queue a prompt and return at once; the handle gives text as it comes and the result.
+
+        Args:
+          prompt: a string, a list of token ids, `{"prompt": str}` or `{"prompt_token_ids": ids}`.
+          sampling_params: None takes the checkpoint's defaults.
+          session: a name for this conversation. It only helps to find what can be reused; equal prompts
+            are found without it.
+          cache: "off" neither reuses anything nor leaves anything behind.
+          markers: token counts (in a chat: message counts) after which many requests may differ; at most four.
+          anchors: counts at which this conversation may be taken up again after an edit; at most four.
+          timeout: seconds, waiting included, after which the request is cancelled with what it has.
+
+        Raises:
+          InputError: something is malformed or can never fit.
+          OverloadError: the queue is full.
+          EngineFailure: the engine is closed or has failed.
+        """
+        prepared = self.frontend.prepare_prompt(prompt, markers=markers, anchors=anchors)
+        return self._submit(self._request(prepared, sampling_params, session, cache, timeout))
+
+    def submit_chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Any = None,
+        session: str | None = None,
+        cache: CacheMode = "read_write",
+        markers: SequenceOf[int] = (),
+        anchors: SequenceOf[int] = (),
+        timeout: float | None = None,
+        **template_kwargs: Any,
+    ) -> RequestHandle:
+        """`submit` for a conversation. See `chat` for messages, tools and template variables."""
+        prepared = self.frontend.prepare_chat(
+            messages, tools=tools, markers=markers, anchors=anchors, **template_kwargs
+        )
+        return self._submit(self._request(prepared, sampling_params, session, cache, timeout))
+
+    def stream(
+        self, prompt: Any, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> RequestHandle:
+        """Continue one prompt: iterate the result for text as it comes; the last chunk carries the complete output.
+
+        The same as `submit`, whose `options` it takes.
+        """
+        return self.submit(prompt, sampling_params, **options)
+
+    def stream_chat(
+        self, messages: Any, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> RequestHandle:
+        """`stream` for a conversation; thinking comes in the chunks' `reasoning`."""
+        return self.submit_chat(messages, sampling_params, **options)
+
+    # Many requests
+
     def generate(
         self,
         prompts: Any,
-        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        sampling_params: Sampling = None,
         *,
         use_tqdm: bool = True,
+        session: str | SequenceOf[str] | None = None,
+        cache: CacheMode = "read_write",
+        markers: SequenceOf[int] = (),
+        anchors: SequenceOf[int] = (),
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Continue one prompt or many; results come in the order of the prompts.
 
+        Prompts for which the queue has no place are submitted as others end.
+
         Args:
-          prompts: a string, a list of token ids, `{"prompt": str}`, `{"prompt_token_ids": ids}`, or a list of those.
+          prompts: one prompt as in `submit`, or a list of those.
           sampling_params: one for all, or one a prompt; None takes the checkpoint's defaults.
           use_tqdm: show progress with tokens/s on stderr when there are several prompts.
+          session: one name, or one a prompt.
+          cache, markers, anchors, timeout: as in `submit`, for each prompt.
 
         Raises:
           InputError: a prompt or parameter is malformed or cannot fit; nothing has run then.
+          EngineFailure: the engine is closed or has failed.
         """
-        prepared = [self.frontend.prepare_prompt(p) for p in _listed(prompts)]
-        return self._run(self._requests(prepared, sampling_params), use_tqdm)
+        prepared = [
+            self.frontend.prepare_prompt(p, markers=markers, anchors=anchors)
+            for p in _listed(prompts)
+        ]
+        requests = self._requests(prepared, sampling_params, session, cache, timeout)
+        return collect(requests, self._submit, use_tqdm=use_tqdm)
 
     def chat(
         self,
         messages: Any,
-        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        sampling_params: Sampling = None,
         *,
         tools: Any = None,
         use_tqdm: bool = True,
+        session: str | SequenceOf[str] | None = None,
+        cache: CacheMode = "read_write",
+        markers: SequenceOf[int] = (),
+        anchors: SequenceOf[int] = (),
+        timeout: float | None = None,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several (a list of those).
@@ -104,7 +207,8 @@ class Engine:
           messages: OpenAI chat messages.
           sampling_params: as in `generate`.
           tools: JSON objects of the tools offered.
-          use_tqdm: as in `generate`.
+          use_tqdm, session, cache, timeout: as in `generate`.
+          markers, anchors: as in `submit`; they count messages.
           **template_kwargs: variables of the chat template (`enable_thinking`, ...), `add_generation_prompt`,
             `continue_final_message`.
 
@@ -116,71 +220,103 @@ class Engine:
         else:
             conversations = [messages]
         prepared = [
-            self.frontend.prepare_chat(c, tools=tools, **template_kwargs) for c in conversations
+            self.frontend.prepare_chat(
+                c, tools=tools, markers=markers, anchors=anchors, **template_kwargs
+            )
+            for c in conversations
         ]
-        return self._run(self._requests(prepared, sampling_params), use_tqdm)
+        requests = self._requests(prepared, sampling_params, session, cache, timeout)
+        return collect(requests, self._submit, use_tqdm=use_tqdm)
 
-    def stream(
-        self, prompt: Any, sampling_params: SamplingParams | None = None
-    ) -> Generator[StreamChunk, None, None]:
-        """Continue one prompt, yielding text as it comes; the last chunk carries the complete result.
-
-        Input is checked before this returns. Closing the iterator cancels the request.
-        """
-        return self._stream(self.frontend.prepare_prompt(prompt), sampling_params)
-
-    def stream_chat(
-        self,
-        messages: Any,
-        sampling_params: SamplingParams | None = None,
-        *,
-        tools: Any = None,
-        **template_kwargs: Any,
-    ) -> Generator[StreamChunk, None, None]:
-        """`stream` for a conversation; thinking comes in the chunks' `reasoning`."""
-        prepared = self.frontend.prepare_chat(messages, tools=tools, **template_kwargs)
-        return self._stream(prepared, sampling_params)
-
-    def memory(self) -> dict[str, int]:
-        """Bytes by use on the device and the host; see `Program.memory`."""
-        return self._program.memory()
+    # The engine itself
 
     @property
     def idle(self) -> bool:
-        """Whether no lane, slot or page is in use."""
-        limits = self.limits
-        return self._allocator.available == (
-            limits.max_concurrency,
-            limits.slots,
-            limits.pages,
-        )
+        """Whether no request is waiting, running or paused."""
+        return not self._ingress.live
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start: requests, tokens by origin, cache, preemptions, transfers, times (OBS-01)."""
+        return self._worker.stats.as_dict()
+
+    def explain(self, request_id: str | None = None) -> str:
+        """What happened to a request and why: its source, what was saved or not, pauses, its end.
+
+        Args:
+          request_id: of a handle or a result, among the last 1,000; None: what concerns no single request.
+
+        Raises:
+          InputError: the request is not known (any more).
+        """
+        history = self._worker.history
+        lines = history.of_engine() if request_id is None else history.of(request_id)
+        if lines is None:
+            raise InputError(
+                f"no request {request_id!r} among the last {REQUESTS:,}; ids are those of handles and results"
+            )
+        return "\n".join(lines)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held, by use."""
+        return self._program.memory()
+
+    def clear_cache(self) -> None:
+        """Let go of everything that is kept for later requests. Running requests keep what they use."""
+        self._ingress.clear().result()
+
+    def close(self) -> None:
+        """Cancel every request, end the worker and free the device's memory. A second call does nothing."""
+        self._worker.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Checks
+
+    def _submit(self, request: Request, *, wait: bool = False) -> RequestHandle:
+        self._ingress.submit(request, wait=wait)
+        return RequestHandle(request, self._ingress, self)
 
     def _requests(
         self,
         prompts: list[PreparedPrompt],
-        params: SamplingParams | SequenceOf[SamplingParams] | None,
+        params: Sampling,
+        session: str | SequenceOf[str] | None,
+        cache: CacheMode,
+        timeout: float | None,
     ) -> list[Request]:
-        if params is None or isinstance(params, SamplingParams):
-            each: list[SamplingParams] = [params or SamplingParams()] * len(prompts)
-        elif isinstance(params, SequenceOf) and all(isinstance(p, SamplingParams) for p in params):
-            each = list(params)
-        else:
-            raise InputError(
-                f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}"
-            )
-        if len(each) != len(prompts):
-            raise InputError(
-                f"{len(each)} sampling_params for {len(prompts)} prompts; give one, or one a prompt"
-            )
-        return [self._request(p, s) for p, s in zip(prompts, each, strict=True)]
+        count = len(prompts)
+        each = _one_each("sampling_params", params, SamplingParams, count)
+        names = _one_each("session", session, str, count)
+        return [
+            self._request(p, s, name, cache, timeout)
+            for p, s, name in zip(prompts, each, names, strict=True)
+        ]
 
-    def _request(self, prompt: PreparedPrompt, params: SamplingParams) -> Request:
+    def _request(
+        self,
+        prompt: PreparedPrompt,
+        params: SamplingParams | None,
+        session: str | None,
+        cache: CacheMode,
+        timeout: float | None,
+    ) -> Request:
+        if params is not None and not isinstance(params, SamplingParams):
+            raise InputError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         limits = self.limits
-        sampling = self.frontend.resolve(params, prompt, max_context=limits.max_context)
-        if sampling.n > limits.max_concurrency:
-            raise InputError(
-                f"n={sampling.n} sequences cannot run together; max_concurrency is {limits.max_concurrency}"
-            )
+        sampling = self.frontend.resolve(
+            params or SamplingParams(), prompt, max_context=limits.max_context
+        )
+        if sampling.n > limits.max_queue:
+            raise InputError(f"n={sampling.n} is over max_queue={limits.max_queue}; lower n")
         number = next(self._ids)
         data = f"{limits.seed}/{number}".encode()
         request = new_request(
@@ -190,59 +326,46 @@ class Engine:
             self.frontend,
             max_context=limits.max_context,
             default_seed=int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little"),
+            cache=_cache_options(cache, session),
+            timeout=_timeout(timeout),
         )
-        pages = sampling.n * pages_for(request.total_tokens)
+        pages = -(-request.total_tokens // PAGE_TOKENS)
         if pages > limits.pages:
             raise InputError(
-                f"n={sampling.n} sequences of {len(prompt)} prompt and {request.max_tokens} output tokens need {pages} "
-                f"KV pages, the pool has {limits.pages}; lower max_tokens or raise kv_capacity"
+                f"{len(prompt)} prompt and {request.max_tokens} output tokens need {pages} KV pages, the pool has "
+                f"{limits.pages}; lower max_tokens or raise kv_capacity"
             )
         return request
 
-    def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        hide = not use_tqdm or len(requests) < 2
-        bar = tqdm(total=len(requests), desc="Generating", unit="req", disable=hide)
-        tokens = 0
-        with bar, self._turn(), closing(self._loop.run(requests)) as events:
-            for sequence, delta in events:
-                tokens += len(delta.token_ids)
-                if sequence.finish_reason is not None and sequence.request.finished:
-                    bar.update()
-                    elapsed = bar.format_dict["elapsed"]
-                    bar.set_postfix_str(f"{tokens / max(elapsed, 1e-9):.1f} tokens/s")
-        return [r.output() for r in requests]
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """One caller at a time; a caller that would wait for itself is told so."""
-        if self._running_thread == threading.get_ident():
-            raise InputError("a stream of this engine is still open; exhaust or close it first")
-        with self._lock:
-            self._running_thread = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._running_thread = None
+def _cache_options(cache: CacheMode, session: str | None) -> CacheOptions:
+    if cache not in ("read_write", "off"):
+        raise InputError(f'cache must be "read_write" or "off"; got {cache!r}')
+    if session is not None and not isinstance(session, str):
+        raise InputError(f"session must be a string, got {type(session).__name__}")
+    return CacheOptions(cache == "read_write", session or "")
 
-    def _stream(
-        self, prompt: PreparedPrompt, params: SamplingParams | None
-    ) -> Generator[StreamChunk, None, None]:
-        (request,) = self._requests([prompt], params)
-        if request.sampling.n != 1:
-            raise InputError(f"n={request.sampling.n} cannot be streamed; use generate()")
-        return self._stream_request(request)
 
-    def _stream_request(self, request: Request) -> Generator[StreamChunk, None, None]:
-        with self._turn(), closing(self._loop.run([request])) as events:
-            for sequence, delta in events:
-                yield StreamChunk(
-                    text=delta.text,
-                    reasoning=delta.reasoning,
-                    token_ids=delta.token_ids,
-                    finish_reason=sequence.finish_reason,
-                    stop_reason=sequence.stop_reason,
-                    output=request.output() if request.finished else None,
-                )
+def _timeout(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or not math.isfinite(timeout) or timeout <= 0:
+        raise InputError(f"timeout must be a positive number of seconds; got {timeout!r}")
+    return timeout
+
+
+def _one_each(name: str, value: Any, kind: type, count: int) -> list[Any]:
+    """One value a prompt, from one for all or a list."""
+    if value is None or isinstance(value, kind):
+        return [value] * count
+    if not isinstance(value, SequenceOf) or not all(isinstance(v, kind) for v in value):
+        raise InputError(
+            f"{name} must be {kind.__name__} or a list of them, got {type(value).__name__}"
+        )
+    if len(value) != count:
+        raise InputError(f"{len(value)} {name} for {count} prompts; give one, or one a prompt")
+    return list(value)
 
 
 def _listed(prompts: Any) -> list[Any]:

@@ -1,9 +1,12 @@
 """One engine on the tiny dense checkpoint for all engine tests."""
 
+import time
+
 import numpy as np
 import pytest
 
 import ninfer_jax as nj
+from planner.world import check_world
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +25,13 @@ def golden(goldens):
 @pytest.fixture(autouse=True)
 def _everything_is_given_back(engine):
     yield
-    assert engine.idle
+    wait_until_idle(engine)
+    check_world(engine._worker.world)
+
+
+def wait_until_idle(engine):
+    """A request that was dropped ends at its next boundary."""
+    deadline = time.monotonic() + 20
+    while not engine.idle:
+        assert time.monotonic() < deadline, "requests are still live"
+        time.sleep(0.002)

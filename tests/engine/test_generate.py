@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import ninfer_jax as nj
 from ninfer_jax import SamplingParams
+from tests.engine.conftest import wait_until_idle
 
 forward = jax.jit(nj.forward)
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -35,7 +36,7 @@ def test_results_keep_the_order_and_requests_stop_separately(engine):
         assert r.finished
         assert r.outputs[0].finish_reason == "length"
         assert r.metrics.decode_steps == s.max_tokens
-        assert r.metrics.prefill_tokens == len(p) - 1
+        assert r.metrics.prefill_tokens + r.num_cached_tokens == len(p) - 1
 
 
 SAMPLED = st.builds(
@@ -206,12 +207,12 @@ def test_closing_a_stream_gives_everything_back(engine):
     assert len(engine.generate("Hello", GREEDY)[0].outputs[0].token_ids) == 12
 
 
-def test_a_second_request_from_inside_a_stream_is_refused_not_deadlocked(engine):
+def test_other_requests_run_while_a_stream_is_open(engine):
     stream = engine.stream("Hello", GREEDY)
     next(stream)
-    with pytest.raises(nj.InputError, match="still open"):
-        engine.generate("Hello", GREEDY)
-    assert len([c for c in stream if c.output]) == 1
+    (other,) = engine.generate("Hello", GREEDY)
+    (last,) = [c for c in stream if c.output]
+    assert last.output.outputs[0].token_ids == other.outputs[0].token_ids
 
 
 def test_an_exception_in_the_consumer_gives_everything_back(engine):
@@ -221,7 +222,7 @@ def test_an_exception_in_the_consumer_gives_everything_back(engine):
 
     with pytest.raises(RuntimeError, match="consumer"):
         consume()
-    assert engine.idle
+    wait_until_idle(engine)
 
 
 def test_prompt_forms(engine):
@@ -258,8 +259,7 @@ BAD = [
     (["x", "y"], [GREEDY], "1 sampling_params for 2 prompts"),
     ([7] * 320, SamplingParams(max_tokens=1), "320"),
     ([7] * 300, SamplingParams(max_tokens=21), "at most 20"),
-    ("x", SamplingParams(n=5), "max_concurrency is 4"),
-    ([7] * 250, SamplingParams(n=4, max_tokens=50), "KV\\s+pages"),
+    ("x", SamplingParams(n=1025), "max_queue=1024"),
     ("x", SamplingParams(thinking_budget=3), "thinking_budget"),
 ]
 
