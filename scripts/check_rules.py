@@ -40,7 +40,6 @@ ELSEWHERE = {
     "KV-46": "merging of adjacent transfers in the program; the planner orders whole pages (KV-05)",
     "ST-12": "expert weight copies (models, moe)",
     "INV-17": "session bindings (catalog, next issue)",
-    "INV-18": "publication of output (engine)",
 }
 
 CITE = re.compile(r"\b([A-Z]+)-(\d\d)(?:\.\.(\d\d))?")
