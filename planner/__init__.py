@@ -34,6 +34,8 @@ from planner.errors import (
 )
 from planner.operations import Operation, apply
 from planner.physical import (
+    MAX_FLIGHTS,
+    Flight,
     PhysicalState,
     Result,
     Sequence,
@@ -83,6 +85,7 @@ from planner.units import (
 )
 
 __all__ = [
+    "MAX_FLIGHTS",
     "PAGE_TOKENS",
     "AbortUnit",
     "Advance",
@@ -101,6 +104,7 @@ __all__ = [
     "Entitle",
     "Fail",
     "Finish",
+    "Flight",
     "HandleError",
     "Identity",
     "IdentityError",

@@ -14,7 +14,7 @@ from planner.capacity import ceil_div
 from planner.errors import InvariantError, PlannerError
 from planner.host import Extent
 from planner.kv import NO_HOST, Pool
-from planner.physical import PhysicalState, Sequence, is_complete, usage
+from planner.physical import MAX_FLIGHTS, PhysicalState, Sequence, is_complete, usage
 from planner.plans import Work
 
 Finding = tuple[str, str]
@@ -56,7 +56,7 @@ def _shape(s: PhysicalState) -> Iterator[Finding]:
     for q in s.sequences:
         if {len(t) for t in (q.histories, q.rows, q.frontiers, q.reserved, q.lease)} != {n}:
             yield "INV-14", f"sequence {q.id} does not have one entry per pool"
-        if q.unit and len(q.provisional) != n:
+        if any(len(f.provisional) != n for f in q.flights):
             yield "INV-14", f"sequence {q.id} does not have one entry per pool"
     for cid, ck in s.checkpoints.items():
         if len(ck.prefixes) != n:
@@ -236,16 +236,18 @@ def _sequences(s: PhysicalState) -> Iterator[Finding]:
             yield "INV-08", f"sequence {q.id}: settled, yet it pins image {q.source}"
         if q.recovery >= 0 and q.position > q.recovery:
             yield "INV-10", f"sequence {q.id}: recovery to {q.recovery} at {q.position} is wrong"
-        if q.unit and s.transaction and q.id in s.transaction.frozen:
+        if q.flights and s.transaction and (q.source or q.id in s.transaction.frozen):
             yield "INV-09", f"sequence {q.id}: unit {q.unit} runs inside a transaction"
-        if q.id >= s.next_id or q.unit >= s.next_id:
+        launched = [f.unit for f in q.flights]
+        if len(launched) > MAX_FLIGHTS or launched != sorted(set(launched)):
+            yield "INV-09", f"sequence {q.id}: units {launched} in flight, in this order"
+        if q.id >= s.next_id or any(unit >= s.next_id for unit in launched):
             yield "INV-13", f"sequence {q.id} has an id from the future"
         for k, pool in enumerate(s.pools):
             blocks = kv.history(pool, q.histories[k]).blocks
-            if q.unit and not q.frontiers[k] <= q.provisional[k] <= blocks * pool.page_tokens:
-                yield "INV-09", f"sequence {q.id}: writes {q.provisional[k]} on {blocks} blocks"
-            if not q.unit and q.provisional:
-                yield "INV-09", f"sequence {q.id}: provisional tokens without a unit"
+            ends = [q.frontiers[k], *(f.provisional[k] for f in q.flights)]
+            if q.flights and (ends != sorted(ends) or ends[-1] > blocks * pool.page_tokens):
+                yield "INV-09", f"sequence {q.id}: writes {ends} on {blocks} blocks of {pool.name}"
             if q.reserved[k] < 0 or blocks + q.reserved[k] < q.lease[k]:
                 yield "INV-11", f"sequence {q.id}: entitlement {q.lease[k]} of {pool.name} was lent"
             needed = ceil_div(q.frontiers[k], pool.page_tokens)

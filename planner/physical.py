@@ -7,7 +7,7 @@ fields that is thrown away when anything raises, so a refused operation has no s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,17 @@ if TYPE_CHECKING:
     from planner.plans import Transaction
 
 
+MAX_FLIGHTS: Final = 2
+"""Units in flight of one sequence: the next is launched before the results of one are read."""
+
+
+class Flight(NamedTuple):
+    """A unit in flight of a sequence: it writes up to ``provisional`` tokens per pool."""
+
+    unit: int
+    provisional: tuple[int, ...]
+
+
 class Sequence(NamedTuple):
     """An active sequence: the one writer of one history per pool and of one state image.
 
@@ -33,8 +44,8 @@ class Sequence(NamedTuple):
     relation between them (KV-03). ``reserved`` pages per pool are withdrawn for it and not yet
     materialised; ``lease`` is the membership it may always reach (gp; zeros under inc).
     ``permit`` says that it holds unit reservation which settlement gives back.
-    ``unit`` is the unit in flight (0: none) which writes up to ``provisional``. ``recovery`` is the
-    frontier a recovery permit has to pass (-1: none).
+    ``flights`` are its units in flight, oldest first: one writes from where the one before it ends.
+    ``recovery`` is the frontier a recovery permit has to pass (-1: none).
     The hot path in `planner.units` rebuilds records by position: keep the order of fields.
     """
 
@@ -49,9 +60,18 @@ class Sequence(NamedTuple):
     position: int
     reserved: tuple[int, ...]
     permit: bool = False
-    unit: int = 0
-    provisional: tuple[int, ...] = ()
+    flights: tuple[Flight, ...] = ()
     recovery: int = -1
+
+    @property
+    def unit(self) -> int:
+        """The oldest unit in flight, the next one to commit (0: none)."""
+        return self.flights[0].unit if self.flights else 0
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        """Tokens per pool that are committed or in flight: where the next unit writes."""
+        return self.flights[-1].provisional if self.flights else self.frontiers
 
 
 class Usage(NamedTuple):
@@ -279,7 +299,8 @@ class UnitArrays(NamedTuple):
     """What a jitted unit needs of the plan, int32, row b of the batch in every column (B rows).
 
     ``read_slots`` differ from ``write_slots`` only for a fork's first unit (ST-08). The last three
-    are [pools, B]: rows of the block tables, committed frontiers, and the tokens written up to.
+    are [pools, B]: rows of the block tables, the tokens before it (committed, or written by the
+    unit in flight before it), and the tokens written up to. They stay the same until the unit ends.
     """
 
     sequences: NDArray[np.int32]
@@ -292,8 +313,13 @@ class UnitArrays(NamedTuple):
 
 def unit_arrays(s: PhysicalState, unit: int) -> UnitArrays:
     """The rows of a unit in flight, in sequence order."""
-    rows = [q for q in s.sequences if q.unit == unit]
-    if not rows or not unit:
+    rows = [
+        (q, f.provisional, q.flights[i - 1].provisional if i else q.frontiers, 0 if i else q.source)
+        for q in s.sequences
+        for i, f in enumerate(q.flights)
+        if f.unit == unit
+    ]
+    if not rows:
         raise HandleError(f"unit {unit} is not in flight")
 
     def column(values: list[int]) -> NDArray[np.int32]:
@@ -302,11 +328,12 @@ def unit_arrays(s: PhysicalState, unit: int) -> UnitArrays:
     def columns(values: list[tuple[int, ...]]) -> NDArray[np.int32]:
         return np.ascontiguousarray(np.array(values, np.int32).T)
 
-    slots = [state_images.image(s.states, q.image).slot for q in rows]
-    reads = [state_images.image(s.states, q.source or q.image).slot for q in rows]
+    slots = [state_images.image(s.states, q.image).slot for q, *_ in rows]
+    reads = [state_images.image(s.states, source or q.image).slot for q, _, _, source in rows]
     return UnitArrays(
-        column([q.id for q in rows]), column(reads), column(slots), columns([q.rows for q in rows]),
-        columns([q.frontiers for q in rows]), columns([q.provisional for q in rows]),
+        column([q.id for q, *_ in rows]), column(reads), column(slots),
+        columns([q.rows for q, *_ in rows]), columns([start for _, _, start, _ in rows]),
+        columns([end for _, end, _, _ in rows]),
     )  # fmt: skip
 
 

@@ -2,8 +2,12 @@
 
 The order of one unit is Reserve (its permit) -> Launch (maps what it writes, freezes the rows) ->
 Commit (frontiers move) or Abort -> Truncate (trailing mappings go back to the reservation) ->
-Settle (that, and unused reservation goes back to everybody; a lease stays). A sequence has at most
-one unit in flight.
+Settle (that, and unused reservation goes back to everybody; a lease stays).
+
+A sequence has at most two units in flight, so that the next one is launched before the results of
+one are read. The newer writes from where the older ends and takes all of it for granted: units of a
+row commit in launch order, are aborted newest first, and what the newer builds on commits whole.
+Its launch may append blocks; nothing that is mapped changes until no unit is left.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import NamedTuple
 from planner import kv, state_images
 from planner.errors import BusyError, HandleError, IllegalError, ShortageError
 from planner.kv import Pool
-from planner.physical import Draft, PhysicalState, Sequence
+from planner.physical import MAX_FLIGHTS, Draft, Flight, PhysicalState, Sequence
 
 
 class RowTokens(NamedTuple):
@@ -49,14 +53,20 @@ class EnsureMapped:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Map what each row writes and freeze rows, membership and frontiers to the unit's end."""
+    """Map what each row writes and freeze rows, membership and frontiers to the unit's end.
+
+    Where a unit is in flight on a row already, this one begins at the end of that.
+    """
 
     rows: tuple[RowTokens, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """End a unit: every row of it, once (UN-07). With ``settle``, also Settle."""
+    """End a unit, the oldest of each of its rows: every row, once (UN-07).
+
+    With ``settle``, also Settle the rows that have no further unit in flight.
+    """
 
     unit: int
     rows: tuple[RowCommit, ...]
@@ -65,7 +75,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class AbortUnit:
-    """End a unit without a result: no frontier moves, what it wrote stays invisible."""
+    """End a unit, the newest of each of its rows, without a result: its writes stay invisible."""
 
     unit: int
 
@@ -217,23 +227,29 @@ def launch(s: PhysicalState, op: Launch) -> PhysicalState:
     sequences = list(s.sequences)
     for i, (sid, tokens) in zip(_indices(s, op.rows), op.rows, strict=True):
         q = sequences[i]
-        if q.unit:
-            raise BusyError(f"sequence {sid} cannot launch: unit {q.unit} is in flight")
+        flights = q.flights
+        if flights and (len(flights) == MAX_FLIGHTS or flights[-1].unit == s.next_id):
+            raise BusyError(
+                f"sequence {sid} cannot launch: {len(flights)} unit(s) are in flight, the last is "
+                f"{flights[-1].unit}; commit first"
+            )
         if q.source and s.transaction is not None:
             raise BusyError(
                 f"sequence {sid} settles a fork with its first unit; transaction "
                 f"{s.transaction.id} is open (ST-07)"
             )
-        if len(tokens) != len(q.frontiers):
+        begin = q.end
+        if len(tokens) != len(begin):
             raise IllegalError(f"sequence {sid}: {len(tokens)} token counts, not one per pool")
         provisional = tokens
-        for n, f in zip(tokens, q.frontiers, strict=True):
+        for n, f in zip(tokens, begin, strict=True):
             if n < f:
-                provisional = tuple(map(max, tokens, q.frontiers))
+                provisional = tuple(map(max, tokens, begin))
             elif n > -f % page_tokens + f:  # beyond the tail page
                 d = d or Draft(s)
                 q = _map(d, q, tokens)
-        sequences[i] = Sequence._make((*q[:11], s.next_id, provisional, q.recovery))
+        flights = (*flights, Flight(s.next_id, provisional))
+        sequences[i] = Sequence._make((*q[:11], flights, q.recovery))
     if not op.rows:
         raise IllegalError("a unit without rows")
     if d is None:
@@ -244,33 +260,51 @@ def launch(s: PhysicalState, op: Launch) -> PhysicalState:
 
 
 def _committed(q: Sequence, frontiers: tuple[int, ...], position: int) -> Sequence:
-    """The row after its unit, or IllegalError."""
-    if frontiers != q.provisional:  # else everything was accepted
-        for before, new, limit in zip(q.frontiers, frontiers, q.provisional, strict=True):
+    """The row after its oldest unit, or IllegalError."""
+    limits = q.flights[0].provisional
+    newer = q.flights[1:]
+    if frontiers != limits:  # else everything was accepted
+        for before, new, limit in zip(q.frontiers, frontiers, limits, strict=True):
             if not before <= new <= limit:
                 raise IllegalError(f"sequence {q.id}: frontier {new} is outside {before}..{limit}")
+        if newer:
+            raise IllegalError(
+                f"sequence {q.id}: unit {newer[0].unit} builds on {limits}, so {frontiers} cannot "
+                "be committed under it; abort it first"
+            )
     if position < q.position:
         raise IllegalError(f"sequence {q.id}: a state never goes back ({position} < {q.position})")
     source = 0 if position > q.position else q.source
+    if source and newer:
+        raise IllegalError(
+            f"sequence {q.id}: unit {newer[0].unit} reads the state that this first unit of a fork "
+            "did not write (ST-07); abort it first"
+        )
     recovery = -1 if position > q.recovery else q.recovery
-    return Sequence._make((*q[:3], source, *q[4:7], frontiers, position, *q[9:11], 0, (), recovery))
+    return Sequence._make((*q[:3], source, *q[4:7], frontiers, position, *q[9:11], newer, recovery))
 
 
 def commit(s: PhysicalState, op: Commit) -> PhysicalState:
     """Move the frontiers of every row of a unit; a cancelled row repeats its old numbers."""
     d = Draft(s)
     sequences = list(s.sequences)
-    members = sum([q.unit == op.unit for q in sequences])
+    members = sum([f[0] == op.unit for q in sequences for f in q.flights])
     if not members or members != len(op.rows):
         raise HandleError(f"unit {op.unit} has {members} rows, the commit names {len(op.rows)}")
     for i, (sid, frontiers, position) in zip(_indices(s, op.rows), op.rows, strict=True):
         before = sequences[i]
-        if before.unit != op.unit:
+        flights = before.flights
+        if not flights or flights[0].unit != op.unit:
+            if flights and flights[-1].unit == op.unit:
+                raise BusyError(
+                    f"sequence {sid}: unit {op.unit} builds on {before.unit}; commit that first"
+                )
             raise HandleError(f"sequence {sid} is in unit {before.unit}, not {op.unit}")
         q = _committed(before, frontiers, position)
         if before.source and not q.source:
             _settle_fork(d, before)
-        sequences[i] = _settle(d, q) if op.settle and (q.permit or any(q.lease)) else q
+        ends = op.settle and len(flights) == 1 and (q.permit or any(q.lease))
+        sequences[i] = _settle(d, q) if ends else q
     d.sequences = tuple(sequences)
     return d.freeze()
 
@@ -287,12 +321,18 @@ def _settle_fork(d: Draft, q: Sequence) -> None:
 
 def abort_unit(s: PhysicalState, op: AbortUnit) -> PhysicalState:
     """Roll all rows of a unit back; their permits stay for a retry."""
-    members = [q for q in s.sequences if q.unit == op.unit]
-    if not members or not op.unit:
+    sequences = list(s.sequences)
+    members = [i for i, q in enumerate(sequences) for f in q.flights if f.unit == op.unit]
+    if not members:
         raise HandleError(f"unit {op.unit} is not in flight")
-    return _with(
-        s, [q._replace(unit=0, provisional=()) if q.unit == op.unit else q for q in s.sequences]
-    )
+    for i in members:
+        q = sequences[i]
+        if q.flights[-1].unit != op.unit:
+            raise BusyError(
+                f"sequence {q.id}: unit {q.flights[-1].unit} builds on {op.unit}; abort that first"
+            )
+        sequences[i] = q._replace(flights=q.flights[:-1])
+    return _with(s, sequences)
 
 
 def _truncate(d: Draft, q: Sequence, tokens: tuple[int, ...]) -> Sequence:

@@ -27,6 +27,7 @@ def main() -> None:
                         "states": found.states,
                         "depth": found.depth,
                         "edges": found.edges,
+                        "overlapping": found.overlapping,
                         "complete": found.complete,
                     }
                 ),

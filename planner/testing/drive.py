@@ -92,12 +92,24 @@ class Driver:
 
     def write(self, sid: int, *frontiers: int, settle: bool = True) -> Sequence:
         """One unit that moves the frontiers of every pool there (one number: the same in all)."""
-        many = frontiers if len(frontiers) > 1 else frontiers * len(self.state.pools)
-        self.run(Reserve((RowTokens(sid, many),)))
-        self.run(Launch((RowTokens(sid, many),)))
-        unit = sequence(self.state, sid).unit
-        self.run(Commit(unit, (RowCommit(sid, many, frontiers[0]),), settle))
+        self.launch(sid, *frontiers)
+        return self.commit(sid, *frontiers, settle=settle)
+
+    def launch(self, sid: int, *tokens: int) -> int:
+        """Reserve and launch a unit that writes up to ``tokens``; its id."""
+        row = RowTokens(sid, self._many(tokens))
+        self.run(Reserve((row,)))
+        self.run(Launch((row,)))
+        return sequence(self.state, sid).flights[-1].unit
+
+    def commit(self, sid: int, *frontiers: int, settle: bool = True) -> Sequence:
+        """Commit the oldest unit of one sequence; its state then stands at the first number."""
+        row = RowCommit(sid, self._many(frontiers), frontiers[0])
+        self.run(Commit(sequence(self.state, sid).unit, (row,), settle))
         return sequence(self.state, sid)
+
+    def _many(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tokens if len(tokens) > 1 else tokens * len(self.state.pools)
 
     def identity(self, sid: int) -> Identity:
         """What the sequence may be published under now."""

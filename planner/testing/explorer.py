@@ -41,9 +41,13 @@ def brief(op: Operation) -> str:
 
 @dataclass
 class Exploration:
-    """What was covered: distinct states, edges tried, how deep, and which operations succeeded."""
+    """What was covered: distinct states, edges tried, how deep, and which operations succeeded.
+
+    ``overlapping`` counts the states in which a sequence has more than one unit in flight.
+    """
 
     states: int = 1
+    overlapping: int = 0
     edges: int = 0
     depth: int = 0
     complete: bool = False
@@ -97,6 +101,7 @@ def explore(
                 parents.append((index, op))
                 following.append((len(parents) - 1, after, model))
                 out.states += 1
+                out.overlapping += any(len(q.flights) > 1 for q in after.sequences)
                 if out.states >= max_states:
                     out.depth += 1
                     return out
@@ -154,7 +159,7 @@ def canonical(s: PhysicalState) -> int:
         parts.append((
             name("seq", q.id), q.owner, name("im", q.image), name("im", q.source),
             tuple([name(f"h{k}", h) for k, h in enumerate(q.histories)]), q.frontiers, q.position,
-            q.reserved, q.lease, q.permit, bool(q.unit), q.provisional, q.recovery,
+            q.reserved, q.lease, q.permit, tuple([f.provisional for f in q.flights]), q.recovery,
         ))  # fmt: skip
     parts.append(s.arena.free)
     if s.transaction is not None:

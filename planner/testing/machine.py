@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from planner.checks import check
 from planner.errors import PlannerError
 from planner.operations import Operation, apply
-from planner.physical import PhysicalState, Sequence, initial, usage
+from planner.physical import MAX_FLIGHTS, PhysicalState, Sequence, initial, usage
 from planner.plans import Bind, Capture, Edge, ImageRef, Infeasible, PageRange, Pause, Plan, Target
 from planner.reclaim import reclaim
 from planner.retention import Discard, EndReader, Finish, LeaseReader, Release, Retain
@@ -125,9 +125,16 @@ class PlannerMachine(RuleBasedStateMachine):
     def tokens(self, q: Sequence, data: Any, most: int = 4) -> tuple[int, ...]:
         """Coverage a unit may ask for: a few tokens on, the backend up to ``lag`` behind."""
         more = data.draw(st.sampled_from([1, *range(most + 1)]))
-        main = min(q.frontiers[0] + more, self.world.layout.max_context)
+        main = min(q.end[0] + more, self.world.layout.max_context)
         lag = data.draw(st.integers(0, self.world.lag))
-        return (main, *(max(f, main - lag) for f in q.frontiers[1:]))
+        return (main, *(max(f, main - lag) for f in q.end[1:]))
+
+    def units(self, place: int) -> list[int]:
+        """Units that stand at that place (0: oldest, -1: newest) of every row they have."""
+        flying = {f.unit for q in self.state.sequences for f in q.flights}
+        for q in self.state.sequences:
+            flying -= {f.unit for f in q.flights} - {f.unit for f in q.flights[place:][:1]}
+        return sorted(flying)
 
     def placements(self, data: Any) -> tuple[ImageRef | PageRange, ...]:
         """A few images or page ranges, sensible or not."""
@@ -148,43 +155,70 @@ class PlannerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.state.sequences)
     @rule(data=st.data())
     def work(self, data: Any) -> None:
-        """The ordinary step of one or several rows: reserve, launch, perhaps commit."""
-        rows = [q for q in self.state.sequences if not q.unit]
+        """The ordinary step of one or several rows: reserve, launch, perhaps commit.
+
+        Without the commit the next step of a row overlaps this one.
+        """
+        rows = [q for q in self.state.sequences if len(q.flights) < MAX_FLIGHTS]
         if not rows:
             return
         chosen = data.draw(st.lists(st.sampled_from(rows), min_size=1, unique_by=lambda q: q.id))
         asked = tuple(RowTokens(q.id, self.tokens(q, data)) for q in chosen)
         if not self.run(Reserve(asked)) or not self.run(Launch(asked)):
             return
+        event(f"launched behind {sum(bool(q.flights) for q in chosen)} unit(s)")
         if data.draw(st.booleans()):
-            self.commit(data, self.state.next_id - 1)
+            self.commit(data, self.units(0)[-1])
 
-    @precondition(lambda self: any(q.unit for q in self.state.sequences))
+    @precondition(lambda self: any(q.flights for q in self.state.sequences))
     @rule(data=st.data())
     def finish_unit(self, data: Any) -> None:
         """End a unit in flight, with any legal acceptance or an abort."""
-        units = sorted({q.unit for q in self.state.sequences if q.unit})
-        unit = data.draw(st.sampled_from(units))
         if data.draw(st.integers(0, 4)) == 0:
-            self.run(AbortUnit(unit), certain=True)
+            self.run(AbortUnit(data.draw(st.sampled_from(self.units(-1)))), certain=True)
         else:
-            self.commit(data, unit)
+            self.commit(data, data.draw(st.sampled_from(self.units(0))))
+
+    @precondition(lambda self: any(q.flights for q in self.state.sequences))
+    @rule(data=st.data(), commit=st.booleans())
+    def end_out_of_order(self, data: Any, commit: bool) -> None:
+        """A unit commits only as the oldest and is aborted only as the newest of all its rows."""
+        flying = {f.unit for q in self.state.sequences for f in q.flights}
+        wrong = sorted(flying - set(self.units(0 if commit else -1)))
+        if not wrong:
+            return
+        unit = data.draw(st.sampled_from(wrong))
+        rows = tuple(
+            RowCommit(q.id, f.provisional, f.provisional[0])
+            for q in self.state.sequences
+            for f in q.flights
+            if f.unit == unit
+        )
+        assert not self.run(Commit(unit, rows) if commit else AbortUnit(unit))
 
     def commit(self, data: Any, unit: int) -> None:
-        """Commit a unit; a cancelled row repeats its numbers, others accept a prefix."""
+        """Commit a unit: whole under a newer one, else with any prefix (a cancelled row: nothing)."""
         rows = []
+        legal = True
         for q in self.state.sequences:
             if q.unit != unit:
                 continue
-            end = q.provisional[0]
+            ends = q.flights[0].provisional
+            if len(q.flights) > 1:
+                if q.source and ends[0] == q.position:
+                    legal = False  # the newer unit reads a state that this one did not write
+                rows.append(RowCommit(q.id, ends, ends[0]))
+                continue
+            end = ends[0]
             if data.draw(st.integers(0, 3)) == 0:
                 end = data.draw(st.integers(q.frontiers[0], end))
             others = tuple(
                 data.draw(st.integers(f, max(f, min(p, end))))
-                for f, p in zip(q.frontiers[1:], q.provisional[1:], strict=True)
+                for f, p in zip(q.frontiers[1:], ends[1:], strict=True)
             )
             rows.append(RowCommit(q.id, (end, *others), end))
-        self.run(Commit(unit, tuple(rows), settle=data.draw(st.booleans())), certain=True)
+        done = self.run(Commit(unit, tuple(rows), settle=data.draw(st.booleans())), certain=legal)
+        assert done is legal
 
     @precondition(lambda self: self.state.sequences)
     @rule(data=st.data(), what=st.sampled_from(SMALL_STEPS))
@@ -330,8 +364,8 @@ class PlannerMachine(RuleBasedStateMachine):
         """When everything ended and the cache is cleared, nothing is used (INV-20)."""
         while (t := self.state.transaction) is not None:
             self.run(Advance(t.id), certain=True)
-        for unit in sorted({q.unit for q in self.state.sequences if q.unit}):
-            self.run(AbortUnit(unit), certain=True)
+        while units := self.units(-1):
+            self.run(AbortUnit(units[-1]), certain=True)
         for q in self.state.sequences:
             self.run(Discard(q.id), certain=True)
         for cid, ck in self.state.checkpoints.items():

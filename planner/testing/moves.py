@@ -74,25 +74,22 @@ def _extent(world: World, s: PhysicalState, main: int) -> tuple[int, ...]:
 
 def _unit_moves(world: World, s: PhysicalState, q: Sequence) -> Iterator[Operation]:
     P, limit = s.layout.page_tokens, s.layout.max_context
-    if q.unit:
-        top = q.provisional[0]
-        yield AbortUnit(q.unit)
-        for end in sorted({q.frontiers[0], min(q.frontiers[0] + 1, top), top}):
+    if q.flights:
+        yield from (AbortUnit(f.unit) for f in q.flights)
+        ends = q.flights[0].provisional
+        for end in sorted({q.frontiers[0], min(q.frontiers[0] + 1, ends[0]), ends[0]}):
             tokens = tuple(
                 max(old, min(new, p))
-                for old, new, p in zip(
-                    q.frontiers, _extent(world, s, end), q.provisional, strict=True
-                )
+                for old, new, p in zip(q.frontiers, _extent(world, s, end), ends, strict=True)
             )
             row = RowCommit(q.id, tokens, end)
-            yield Commit(q.unit, (row,), settle=end == top)
-            if world.lag and end == top:
+            yield Commit(q.unit, (row,), settle=end == ends[0])
+            if world.lag and end == ends[0]:
                 yield Commit(q.unit, (row,))
-        return
-    reach = min(q.frontiers[0] + P, limit)
-    if reach > q.frontiers[0]:
+    reach = min(q.end[0] + P, limit)
+    if reach > q.end[0]:
         yield Reserve((RowTokens(q.id, _extent(world, s, reach)),))
-        yield Launch((RowTokens(q.id, _extent(world, s, q.frontiers[0] + 1)),))
+        yield Launch((RowTokens(q.id, _extent(world, s, q.end[0] + 1)),))
         yield Launch((RowTokens(q.id, _extent(world, s, reach)),))
         yield EnsureMapped(RowTokens(q.id, _extent(world, s, reach)))
     if q.permit:

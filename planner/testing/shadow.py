@@ -3,12 +3,14 @@
 It executes only orders a runtime would get (block tables, copy batches, slots) and never reads the
 planner's references, coverage or reservations. Every cell a sequence writes carries a token that
 no other sequence could have written, so a read of stale, foreign or half-written content shows.
-Destinations are poisoned when a copy is submitted and sources are read when it completes.
+A unit reads and writes at its launch, as `unit_arrays` says; until its commit the tokens it wrote
+are negative, and so is the unit's number at the end of the state. Destinations are poisoned when a
+copy is submitted and sources are read when it completes.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -33,15 +35,30 @@ def token(sequence: int, position: int) -> int:
     return sequence * 64 + position % 64 + 1
 
 
+class Running(NamedTuple):
+    """A row of a unit in flight: table and span per pool, its slot, the state it began with."""
+
+    unit: int
+    tables: tuple[tuple[int, ...], ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    slot: int
+    state: Cells | None
+
+    def written(self) -> Cells:
+        """The state that the next unit reads."""
+        return (*(self.state or ()), -self.unit)
+
+
 class Shadow:
-    """Contents of pages, slots and Host, and the committed tokens of every active sequence."""
+    """Contents of pages, slots and Host; committed tokens and units of every active sequence."""
 
     def __init__(self, pools: int) -> None:
         self.pages: list[dict[int, Cells]] = [{} for _ in range(pools)]
         self.slots: dict[int, Cells | None] = {}
         self.host: dict[int, Cells | None] = {}
         self.ledger: dict[int, Cells] = {}
-        self.units: dict[int, tuple[tuple[tuple[int, ...], ...], Cells]] = {}
+        self.units: dict[int, tuple[Running, ...]] = {}
 
     def copy(self) -> Shadow:
         """An independent copy; the cells themselves are immutable."""
@@ -64,14 +81,13 @@ class Shadow:
     def step(self, before: PhysicalState, op: Operation, after: PhysicalState) -> None:
         """Do on the device what ``op`` orders."""
         if isinstance(op, units.Launch):
-            for row in op.rows:
-                self._launch(after, physical.sequence(after, row.sequence))
+            self._launch(after, before.next_id)
         elif isinstance(op, units.Commit):
             for commit in op.rows:
                 self._commit(before, physical.sequence(before, commit.sequence), commit)
         elif isinstance(op, units.AbortUnit):
             for q in before.sequences:
-                if q.unit == op.unit:
+                if any(r.unit == op.unit for r in self.units.get(q.id, ())):
                     self._abort(before, q)
         elif isinstance(op, transactions.Advance):
             self._advance(before, after)
@@ -97,40 +113,70 @@ class Shadow:
             cells[offset] = value
             self.pages[k][page] = tuple(cells)
 
-    def _launch(self, s: PhysicalState, q: Sequence) -> None:
-        tables = self._tables(s, q)
-        self.verify_sequence(s, q)
-        read = s.states.images.get(q.source or q.image)
-        write = s.states.images.get(q.image)
-        assert read is not None
-        assert write is not None
-        for k, table in enumerate(tables):
-            span = q.provisional[k] - q.frontiers[k]
-            self._write(k, table, s.layout.page_tokens, q.frontiers[k], (GARBAGE,) * span)
-        self.units[q.id] = (tables, self.slots[read.slot] or ())
-        self.slots[write.slot] = None
+    def _launch(self, s: PhysicalState, unit: int) -> None:
+        rows = physical.unit_arrays(s, unit)
+        for b, sid in enumerate(rows.sequences.tolist()):
+            q = physical.sequence(s, sid)
+            self.verify_sequence(s, q)
+            before = self.units.get(sid, ())
+            tables, read = self._tables(s, q), int(rows.read_slots[b])
+            begin, end = tuple(rows.frontiers[:, b].tolist()), tuple(rows.write_to[:, b].tolist())
+            if (begin, read) != self._next(s, q):
+                raise ContentError(f"unit {unit}: sequence {sid} begins at {begin}, slot {read}")
+            run = Running(unit, tables, begin, end, int(rows.write_slots[b]), self.slots.get(read))
+            for k, table in enumerate(tables):
+                new = tuple(-token(sid, p) for p in range(begin[k], end[k]))
+                self._write(k, table, s.layout.page_tokens, begin[k], new)
+            self.slots[run.slot] = run.written()
+            self.units[sid] = (*before, run)
+
+    def _next(self, s: PhysicalState, q: Sequence) -> tuple[tuple[int, ...], int]:
+        """Where the next unit of a sequence begins to write, and the slot it reads (ST-08)."""
+        running = self.units.get(q.id, ())
+        if running:
+            return running[-1].end, running[-1].slot
+        im = s.states.images.get(q.source or q.image)
+        assert im is not None
+        return q.frontiers, im.slot
+
+    def _end(
+        self, s: PhysicalState, q: Sequence, index: int
+    ) -> tuple[Running, tuple[Running, ...]]:
+        """Take a unit's row out of flight: (it, what still runs)."""
+        running = list(self.units.pop(q.id))
+        run = running.pop(index)
+        if running:
+            self.units[q.id] = tuple(running)
+        for old, new in zip(run.tables, self._tables(s, q), strict=True):
+            if any(a != b for a, b in zip(old, new, strict=True) if a):
+                raise ContentError(f"sequence {q.id}: its table rows changed under a unit")
+        return run, tuple(running)
 
     def _commit(self, s: PhysicalState, q: Sequence, c: units.RowCommit) -> None:
-        tables, old = self.units.pop(q.id)
-        if tables != self._tables(s, q):
-            raise ContentError(f"sequence {q.id}: its table rows changed under a unit")
+        run, newer = self._end(s, q, 0)
         ledger = self.ledger[q.id]
         end = max(c.position, *c.frontiers)
         ledger += tuple(token(q.id, p) for p in range(len(ledger), end))
         self.ledger[q.id] = ledger
-        for k, table in enumerate(tables):
-            new = ledger[q.frontiers[k] : c.frontiers[k]]
-            self._write(k, table, s.layout.page_tokens, q.frontiers[k], new)
-        image = s.states.images.get(q.image)
-        assert image is not None
-        if c.position > q.position or not q.source:
-            self.slots[image.slot] = old + ledger[len(old) : c.position]
+        for k, table in enumerate(run.tables):
+            new = ledger[run.begin[k] : c.frontiers[k]]
+            rejected = (GARBAGE,) * (run.end[k] - c.frontiers[k])
+            self._write(k, table, s.layout.page_tokens, run.begin[k], new + rejected)
+        old = run.state or ()
+        state: Cells | None = old + ledger[len(old) : c.position]
+        if q.source and c.position == q.position:
+            state = None  # a fork that has no state of its own yet
+        if newer:
+            self.units[q.id] = (newer[0]._replace(state=state),)
+            state = self.units[q.id][0].written()
+        self.slots[run.slot] = state
 
     def _abort(self, s: PhysicalState, q: Sequence) -> None:
-        _, old = self.units.pop(q.id)
-        image = s.states.images.get(q.image)
-        assert image is not None
-        self.slots[image.slot] = None if q.source else old
+        run, older = self._end(s, q, -1)
+        for k, table in enumerate(run.tables):
+            rejected = (GARBAGE,) * (run.end[k] - run.begin[k])
+            self._write(k, table, s.layout.page_tokens, run.begin[k], rejected)
+        self.slots[run.slot] = run.state if older or not q.source else None
 
     def _advance(self, before: PhysicalState, after: PhysicalState) -> None:
         t = before.transaction
@@ -172,8 +218,7 @@ class Shadow:
     def verify(self, s: PhysicalState) -> None:
         """Every replica the state calls valid holds exactly the tokens of its identity."""
         for q in s.sequences:
-            if not q.unit:
-                self.verify_sequence(s, q)
+            self.verify_sequence(s, q)
         for ck in s.checkpoints.values():
             tokens = tuple(np.frombuffer(ck.identity.tokens, "<i4").tolist())
             for r in replicas(s, ck):
@@ -186,18 +231,19 @@ class Shadow:
         return (cells or ())[: r.hi - r.lo]
 
     def verify_sequence(self, s: PhysicalState, q: Sequence) -> None:
-        """What a unit of ``q`` would read now."""
-        ledger = self.ledger[q.id]
+        """What the next unit of ``q`` would read now, with what units in flight wrote."""
+        ledger, running = self.ledger[q.id], self.units.get(q.id, ())
         width = s.layout.page_tokens
+        ends, slot = self._next(s, q)
         for k, table in enumerate(self._tables(s, q)):
-            for b in range(ceil_div(q.frontiers[k], width)):
-                want = ledger[b * width : min(q.frontiers[k], (b + 1) * width)]
-                got = self.pages[k].get(table[b], ())[: len(want)]
-                self._expect(got, want, f"sequence {q.id}, pool {k} block {b} page {table[b]}")
-        im = s.states.images.get(q.source or q.image)
-        assert im is not None
-        got_state = self.slots.get(im.slot)
-        self._expect(got_state, ledger[: q.position], f"sequence {q.id}, slot {im.slot}")
+            committed = q.frontiers[k]
+            want = ledger[:committed] + tuple(-token(q.id, p) for p in range(committed, ends[k]))
+            for b in range(ceil_div(ends[k], width)):
+                cells = want[b * width : (b + 1) * width]
+                got = self.pages[k].get(table[b], ())[: len(cells)]
+                self._expect(got, cells, f"sequence {q.id}, pool {k} block {b} page {table[b]}")
+        state = running[-1].written() if running else ledger[: q.position]
+        self._expect(self.slots.get(slot), state, f"sequence {q.id}, slot {slot}")
 
     @staticmethod
     def _expect(got: Cells | None, want: Cells, where: str) -> None:

@@ -16,7 +16,7 @@ from planner.world.eviction import FOREVER, Gaps, Rights, relieve
 from planner.world.requests import Resident, chunk_end, token_at
 from planner.world.step import CapacityContractError, Job, Step, Unit, UnitRow
 
-DEPTH = 1
+DEPTH = 2
 """Units of one request in flight: the next is launched before the last one's results are read."""
 
 
@@ -159,7 +159,7 @@ def _may_decode(step: Step, r: Resident) -> bool:
         return len(r.units) < DEPTH
     if r.asked >= r.max_tokens or len(r.units) >= DEPTH:
         return False
-    if r.units and 0 < r.asked <= r.synchronous:
+    if r.units and r.committed < r.synchronous:
         return False
     return r.position != r.prompt_length - 1 or saving.due(step, r) is None
 

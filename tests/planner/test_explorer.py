@@ -43,6 +43,7 @@ def test_no_counterexample(name: str) -> None:
         "Finish", "Discard", "Release", "Retain", "Start", "Advance", "Cancel", "Fail",
     }  # fmt: skip
     assert not every - set(found.applied)
+    assert found.overlapping > 200
 
 
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

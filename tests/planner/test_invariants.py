@@ -10,7 +10,7 @@ from planner import check, checkpoint, initial, usage, violations
 from planner.errors import InvariantError
 from planner.host import Arena, Extent
 from planner.kv import Pool, history
-from planner.physical import PhysicalState
+from planner.physical import Flight, PhysicalState
 from planner.plans import Bind, Capture, Edge, ImageRef, PageRange, Target
 from planner.retention import Discard, Release
 from planner.state_images import image
@@ -103,6 +103,10 @@ def arena(*free: Extent) -> Break:
     return lambda s: s._replace(arena=Arena(s.arena.capacity, free))
 
 
+def flying(*ends: tuple[int, ...]) -> Break:
+    return in_sequence(1, flights=tuple(Flight(n, end) for n, end in enumerate(ends, start=1)))
+
+
 def recoveries(frontier: int) -> Break:
     return lambda s: in_sequence(0, recovery=frontier)(in_sequence(1, recovery=frontier)(s))
 
@@ -150,8 +154,12 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("INV-08", "no holder", in_checkpoint(0, holders=())),
     ("INV-08", "reader below zero", in_checkpoint(0, readers=-1)),
     ("INV-09", "unit below its frontier", in_sequence(1, frontiers=(5, 0))),
-    ("INV-09", "unit beyond its mapping", in_sequence(1, provisional=(5, 3))),
-    ("INV-09", "provisional without unit", in_sequence(1, unit=0)),
+    ("INV-09", "unit beyond its mapping", in_sequence(1, flights=(Flight(B.unit, (5, 3)),))),
+    ("INV-09", "unit below the one before", flying((4, 3), (4, 2))),
+    ("INV-09", "newer unit beyond its mapping", flying((4, 3), (5, 3))),
+    ("INV-09", "three units", flying((1, 1), (2, 2), (3, 3))),
+    ("INV-09", "units out of order", in_sequence(1, flights=(Flight(2, (4, 3)), Flight(1, (4, 3))))),
+    ("INV-09", "one unit twice", in_sequence(1, flights=(Flight(1, (4, 3)),) * 2)),
     ("INV-09", "active page not on Device", in_page(OLD, 1, device=0, host=0, host_columns=2)),
     ("INV-10", "two recoveries", recoveries(9)),
     ("INV-10", "passed recovery", in_sequence(0, recovery=2, permit=True)),
@@ -161,12 +169,14 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("INV-12", "one row twice", in_sequence(1, rows=A.rows)),
     ("INV-12", "inactive with free blocks", in_history(ON_HOST, sequence=0, blocks=5)),
     ("INV-13", "id from the future", lambda s: s._replace( next_id=1)),
+    ("INV-13", "unit from the future", in_sequence(1, flights=(Flight(RICH.next_id, (4, 3)),))),
     ("INV-13", "history id reused", pool0(lambda p: p._replace(next_history=1))),
     ("INV-13", "page identity reused", pool0(lambda p: p._replace(next_serial=1))),
     ("INV-13", "image id reused", states(next_image=1)),
     ("INV-13", "dangling history", in_sequence(0, histories=(99, 99))),
     ("INV-13", "dangling image", in_checkpoint(0, image=99)),
     ("INV-14", "missing pool entry", in_sequence(0, frontiers=(6,))),
+    ("INV-14", "missing pool entry of a unit", flying((4, 3), (4,))),
     ("INV-14", "missing prefix", in_checkpoint(0, prefixes=BASE.prefixes[:1])),
     ("INV-14", "other page size", pool0(lambda p: p._replace(page_tokens=4))),
     ("INV-14", "frontier beyond membership", in_sequence(0, frontiers=(11, 6))),

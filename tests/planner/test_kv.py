@@ -420,7 +420,6 @@ def test_frozen_while_a_unit_runs() -> None:
         EnsureMapped(RowTokens(q.id, (200,))),
         Truncate(RowTokens(q.id, (0,))),
         Settle((q.id,)),
-        Launch((RowTokens(q.id, (80,)),)),
         Discard(q.id),
     ):
         with pytest.raises(BusyError):
