@@ -79,9 +79,7 @@ _ARRIVE = st.builds(
 )
 _MOVE = st.builds(
     Move,
-    kind=st.sampled_from(
-        ["step"] * 6 + ["complete"] * 3 + ["settle", "fail", "cancel", "clear"]  # type: ignore[arg-type]
-    ),
+    kind=st.sampled_from(["step"] * 6 + ["complete"] * 3 + ["settle", "fail", "cancel", "clear"]),
     which=st.integers(0, 7),
 )
 

@@ -168,7 +168,9 @@ def test_bad_lines_are_clear_errors(text: str, words: str) -> None:
 
 def test_what_cannot_run_is_said_before() -> None:
     """ENG-07: too long a request, and an empty trace."""
-    with pytest.raises(TraceError, match="line 1: prompt and output are 41 tokens, max_context is 40"):
+    with pytest.raises(
+        TraceError, match="line 1: prompt and output are 41 tokens, max_context is 40"
+    ):
         simulate(parse_trace([line(0, 1, prompt=list(range(40)))]), config(), STEP)
     with pytest.raises(TraceError, match="holds no request"):
         parse_trace(["", "\n"])
