@@ -83,6 +83,7 @@ from planner.units import (
     Settle,
     Truncate,
 )
+from planner.world import Journal, explain, replay, simulate
 
 __all__ = [
     "MAX_FLIGHTS",
@@ -112,6 +113,7 @@ __all__ = [
     "ImageRef",
     "Infeasible",
     "InvariantError",
+    "Journal",
     "Launch",
     "Layout",
     "LayoutError",
@@ -155,6 +157,7 @@ __all__ = [
     "checkpoints_of",
     "copy_arrays",
     "device_reservation",
+    "explain",
     "explicit_pages",
     "free_device_bytes",
     "headroom",
@@ -171,7 +174,9 @@ __all__ = [
     "pool_specs",
     "reclaim",
     "render",
+    "replay",
     "sequence",
+    "simulate",
     "table_row",
     "unit_arrays",
     "usage",

@@ -33,7 +33,6 @@ ELSEWHERE = {
     "KV-44": "rope and MRoPE inputs of attention (models)",
     "ST-12": "expert weight copies (models, moe)",
     "INV-17": "session bindings (catalog, next issue)",
-    "INV-18": "publication of output (engine)",
 }
 
 CITE = re.compile(r"\b([A-Z]+)-(\d\d)(?:\.\.(\d\d))?")

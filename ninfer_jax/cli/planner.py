@@ -16,7 +16,8 @@ from planner.errors import PlannerError
 from planner.world import WorldConfig
 from planner.world.explain import explain as explain_record
 from planner.world.journal import Journal
-from planner.world.simulate import Report, simulate as run_trace
+from planner.world.simulate import Report
+from planner.world.simulate import simulate as run_trace
 from planner.world.trace import load_trace
 
 Trace = Annotated[Path, typer.Argument(help="Trace: one JSON object a line.")]

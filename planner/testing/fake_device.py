@@ -20,7 +20,14 @@ from planner.physical import PhysicalState
 from planner.plans import Copy
 from planner.testing.replicas import Replica, replicas
 from planner.testing.shadow import ContentError
-from planner.world.commands import Command, DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
+from planner.world.commands import (
+    Command,
+    DecodeRow,
+    PublishTable,
+    RunDecode,
+    RunPrefill,
+    RunTransfer,
+)
 
 POISON: Final = -1
 VOCABULARY: Final = 1000
@@ -235,7 +242,9 @@ class FakeDevice:
         if c.pool > 0:
             raise ContentError(f"{c}: this device has one pool")
         width = 1 if c.kind == "image" else self._layout.page_tokens
-        cells = [POISON] * width if value is None else [*value, *[None] * (width - len(value))]
+        cells: list[int | None] = [POISON] * width
+        if value is not None:
+            cells = [*value, *[None] * (width - len(value))]
         if c.direction == "d2h":
             size = self._layout.image_bytes if width == 1 else self._layout.pools[0].page_bytes
             end = c.destination + size

@@ -7,7 +7,7 @@ end once, with the tokens it would have alone, and nothing may stay in use.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -55,6 +55,9 @@ class Workload(NamedTuple):
     script: tuple[Arrive | Move, ...]
 
 
+HOST: Final = (0, 0, 3, 6, 12, 30)
+"""Host capacities to draw from: a page takes 1, an image 2."""
+
 _FRONTIER = st.sampled_from([0, 0, 40, 75, 100])
 _ARRIVE = st.builds(
     Arrive,
@@ -76,24 +79,28 @@ _ARRIVE = st.builds(
 )
 _MOVE = st.builds(
     Move,
-    kind=st.sampled_from(
-        ["step"] * 6 + ["complete"] * 3 + ["settle", "fail", "cancel", "clear"]  # type: ignore[arg-type]
-    ),
+    kind=st.sampled_from(["step"] * 6 + ["complete"] * 3 + ["settle", "fail", "cancel", "clear"]),
     which=st.integers(0, 7),
 )
 
 
 @st.composite
-def workloads(draw: st.DrawFn, moves: int = 40) -> Workload:
-    """Pools of 4 to 12 pages of 4 tokens, 1 to 4 lanes, some state slots, some Host memory."""
-    lanes = draw(st.integers(1, 4))
+def workloads(
+    draw: st.DrawFn, moves: int = 32, *, tight: bool = False, host: tuple[int, ...] = HOST
+) -> Workload:
+    """Pools of 4 to 12 pages of 4 tokens, 1 to 4 lanes, some state slots, some Host memory.
+
+    A ``tight`` one has as few pages as the longest request needs, and lanes that compete for them.
+    """
+    lanes = draw(st.integers(2 if tight else 1, 4))
     blocks = draw(st.integers(3, 7))
+    low = max(4, lanes, blocks)
     layout = tiny_layout(
-        pages=draw(st.integers(max(4, lanes, blocks), 12)),
+        pages=low if tight else draw(st.integers(low, 12)),
         blocks=blocks,
         rows=lanes,
         slots=lanes + draw(st.integers(0, 3)),
-        host=draw(st.sampled_from([0, 0, 3, 6, 12, 30])),
+        host=draw(st.sampled_from(host)),
         page_tokens=4,
     )
     config = WorldConfig(
@@ -101,8 +108,9 @@ def workloads(draw: st.DrawFn, moves: int = 40) -> Workload:
         prefill_chunk=draw(st.sampled_from([4, 8, 16])),
         cache=draw(st.sampled_from([True] * 7 + [False])),
     )
-    script = draw(st.lists(st.one_of(_ARRIVE, _MOVE, _MOVE), min_size=5, max_size=moves))
-    return Workload(config, tuple(script))
+    size = draw(st.integers(8, moves))
+    move = st.one_of(_ARRIVE, _ARRIVE, _MOVE, _MOVE, _MOVE)
+    return Workload(config, tuple(draw(st.lists(move, min_size=size, max_size=size))))
 
 
 def run_workload(workload: Workload, *, check: bool = True) -> WorldDriver:

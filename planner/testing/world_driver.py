@@ -8,14 +8,13 @@ come and are cancelled, when transfers complete or fail, what the output means.
 from __future__ import annotations
 
 from collections import Counter, deque
-
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
-
 
 from planner.checkpoints import identity
 from planner.physical import initial, usage
 from planner.testing.fake_device import FakeDevice, solo
+from planner.world import World, advance, check_world, new_world
 from planner.world import commands as c
 from planner.world.config import WorldConfig
 from planner.world.events import (
@@ -28,7 +27,6 @@ from planner.world.events import (
     TransferFinished,
     UnitFinished,
 )
-from planner.world import World, advance, check_world, new_world
 
 End = Literal["", "finished", "failed"]
 
@@ -260,7 +258,7 @@ class WorldDriver:
         life = self.lives[command.request]
         self._require(life.phase != "ended", "a second terminal (ENG-10)", command)
         self._require(not life.unread, "ends with a unit in flight (ENG-05)", command)
-        expected = {life.end} if life.end else set()
+        expected: set[str] = {life.end} if life.end else set()
         if life.cancelled:
             expected.add("cancelled")
         self._require(command.outcome in expected, f"should be one of {expected}", command)
@@ -362,5 +360,3 @@ class WorldDriver:
             world, again = advance(world, event)
             if tuple(again) != given:
                 raise ProtocolError(f"{event} gives {again}, gave {given}")
-
-

@@ -54,10 +54,9 @@ def codec(hint: Any) -> Codec:
     if origin is tuple:
         return _tuple(hint, get_args(hint))
     if origin in (Union, types.UnionType):
-        args = get_args(hint)
-        if type(None) in args:
-            return _optional(codec(Union[tuple(a for a in args if a is not type(None))]))
-        return _union(hint, tuple(codec(a) for a in args))
+        members = tuple(codec(a) for a in get_args(hint) if a is not type(None))
+        inner = members[0] if len(members) == 1 else _union(hint, members)
+        return inner if len(members) == len(get_args(hint)) else _optional(inner)
     if is_dataclass(hint):
         return _dataclass(hint)
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
@@ -247,8 +246,6 @@ def _named_tuple(hint: Any) -> Codec:
     def decode(value: Json) -> Any:
         if type(value) is not list or not required <= len(value) <= len(parts):
             raise _refuse(f"{hint.__name__}: a list of {required} to {len(parts)} fields", value)
-        return hint(
-            *[_at(f.name, f.codec.decode, v) for f, v in zip(parts, value, strict=False)]
-        )
+        return hint(*[_at(f.name, f.codec.decode, v) for f, v in zip(parts, value, strict=False)])
 
     return Codec(encode, decode, hint.__name__, hint)

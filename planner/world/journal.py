@@ -18,7 +18,8 @@ from planner.world.codec import JournalError, codec
 from planner.world.commands import Command
 from planner.world.config import WorldConfig
 from planner.world.events import Event
-from planner.world.world import World, advance, new_world
+from planner.world.step import World
+from planner.world.world import advance, new_world
 
 FORMAT: Final = 1
 _CONFIG: Final = codec(WorldConfig)

@@ -82,7 +82,7 @@ def _request(number: int, line: Any, lengths: dict[tuple[str, ...], int]) -> Tra
     unknown = sorted(line.keys() - _KEYS)
     if unknown:
         raise TraceError(f"{unknown[0]!r} is unknown; a line has {', '.join(sorted(_KEYS))}")
-    arrival = line.get("arrival")
+    arrival: Any = line.get("arrival")
     if type(arrival) not in (int, float) or not math.isfinite(arrival) or arrival < 0:
         raise TraceError(f'"arrival" is {arrival!r}; give seconds from 0')
     if ("prompt" in line) == ("prefix" in line):

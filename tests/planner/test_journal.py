@@ -154,7 +154,10 @@ def test_errors_of_advance_are_recorded(tmp_path: Path) -> None:
         ("[]", "line 2: no JSON object"),
         ('{"e":"Tick","z":1}', "line 2: 'z' is unknown"),
         ('{"e":"Tock"}', "line 2: 'Tock' is unknown here; this version knows CacheCleared"),
-        ('{"e":{"Cancelled":{"requets":1}}}', "line 2: Cancelled: Cancelled has no field 'requets'"),
+        (
+            '{"e":{"Cancelled":{"requets":1}}}',
+            "line 2: Cancelled: Cancelled has no field 'requets'",
+        ),
         ('{"e":{"Cancelled":{}}}', "line 2: Cancelled: Cancelled lacks its field 'request'"),
         ('{"e":{"Cancelled":{"request":"1"}}}', "line 2: Cancelled: request: int expected"),
         ('{"e":{"Cancelled":{"request":true}}}', "int expected, found True"),
@@ -228,7 +231,9 @@ def test_values_keep_their_bits() -> None:
     text = json.dumps(events.encode(submitted))
     assert len(text) < 3000
     assert events.decode(json.loads(text)) == submitted
-    moved = RunTransfer(4, (Copy("image", "init", -1, 0, 2, 3), Copy("page", "h2d", 0, 1, 2, 3, keep=True)))
+    moved = RunTransfer(
+        4, (Copy("image", "init", -1, 0, 2, 3), Copy("page", "h2d", 0, 1, 2, 3, keep=True))
+    )
     assert commands.decode(json.loads(json.dumps(commands.encode(moved)))) == moved
     config = codec(WorldConfig)
     assert config.decode(json.loads(json.dumps(config.encode(CONFIG)))) == CONFIG
@@ -250,5 +255,3 @@ def test_explain_tells_one_life_in_order(driver: WorldDriver, tmp_path: Path) ->
     assert "cancel asked for" in [line.text for line in everything if line.request == 3]
     assert str(everything[0]).strip().startswith("2  request 1: submitted")
     assert explain(path, 77) == []
-
-
