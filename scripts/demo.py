@@ -11,7 +11,7 @@ def main() -> None:
     started = time.monotonic()
     engine = nj.load("demo", max_context=512)
     used = {name: f"{size / 2**20:.1f} MiB" for name, size in engine.memory().items()}
-    print(f"engine ready in {time.monotonic() - started:.1f} s; on the device: {used}")
+    print(f"engine ready in {time.monotonic() - started:.1f} s; memory: {used}")
     print(
         "The shipped model has random weights until a trained one takes its place: expect noise, not sense.\n"
     )

@@ -1,8 +1,8 @@
 """Device side of transfers: payloads of pages and images are read from the device and written to it.
 
 Each kind of content has a unit that reads a fixed number of places, `gather`, and one that writes them, `scatter`. A
-copy inside the device is one after the other. Places are inputs; unused ones are null: nothing reads what is written there.
-`arrays` is donated to `scatter` and `clear`, which work in place.
+copy inside the device is one after the other. Places are inputs; unused ones are null: nothing reads what is written
+there. `arrays` is donated to `scatter` and `clear`, which work in place.
 
 A payload is the content of one place as the Host holds it, bit for bit. For a page it is all planes of the pool in the
 layout's order: layer 0 keys, layer 0 values, layer 1 keys, ... (KV-05, KV-11); for an image, its fields in order

@@ -3,8 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from transfer_cases import PAGES, Machinery, copy, random_batch
 
 import ninfer_jax as nj
+from ninfer_jax.program import startup
 from scripts.parity import compare
 
 pytestmark = pytest.mark.gpu
@@ -46,3 +48,40 @@ def test_a_request_does_not_depend_on_its_neighbours(goldens):
     for prompt, sampling, result in zip(prompts, params, together, strict=True):
         (alone,) = engine.generate(prompt, sampling)
         assert alone.outputs[0].token_ids == result.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_copies_move_exact_bits(goldens, dtype):
+    """TX-02, DEV-05: random batches of all kinds, one at a time and several under way at once."""
+    rng = np.random.default_rng(0)
+    machinery = Machinery(nj.load_model(goldens / "tiny-qwen3.5-dense").config, dtype, rng)
+    for _ in range(20):
+        machinery.start(*random_batch(machinery, rng)).complete()
+        machinery.require_equal()
+    size = machinery.size["page"]
+    under_way = [
+        machinery.start(copy("page", "d2h", p, i * size), copy("page", "d2d", p % PAGES + 1, p))
+        for i, p in enumerate(rng.permutation(PAGES)[:12] + 1)
+    ]
+    for transfer in under_way:
+        transfer.complete()
+        assert transfer.ready()
+    machinery.require_equal()
+    machinery.transfers.close()
+
+
+def test_automatic_capacity_keeps_to_the_budget(goldens, monkeypatch):
+    """CAP-05, CAP-08, CAP-19, CAP-20: on a device that counts its memory."""
+    options = {"max_concurrency": 8, "host_capacity_bytes": 0, "max_context": 1024}
+    full = nj.load(goldens / "tiny-qwen3.5-dense", **options)
+    memory = full.memory()
+    assert full.limits.pages == 8 * 16
+    assert memory["preparation_growth_bytes"] >= memory["kv"] + memory["state_images"]
+    page = full.limits.layout.pools[0].page_bytes
+    least = memory["runtime_reservation_bytes"] - (8 * 16 - 16) * page
+    spare = 2 << 20  # room for up to 64 pages beyond the least; the budget is in MiB
+    budget = (startup.measure().in_use + memory["weights"] + least + (1 << 30) + spare) >> 20
+    monkeypatch.setenv(startup.BUDGET_VARIABLE, str(budget))
+    less = nj.load(goldens / "tiny-qwen3.5-dense", **options)
+    assert 16 < less.limits.pages <= 16 + spare // page
+    assert startup.measure().in_use <= budget << 20
