@@ -26,7 +26,8 @@ def load(
       model: a shipped name ("demo"), a model artifact, or a Hugging Face checkpoint folder.
       chat_template: Jinja source to use instead of the checkpoint's (FE-03).
       verify: check the SHA-256 of an artifact's files.
-      **config: fields of `EngineConfig`: max_context, max_concurrency, kv_capacity, host_capacity_bytes, cache, dtype, ...
+      **config: fields of `EngineConfig`: max_context, max_concurrency, kv_capacity, device_state_slots,
+        host_capacity_bytes, prefill_chunk, cache, max_queue, record, dtype, seed.
 
     Raises:
       ArtifactError: the folder is damaged, incomplete or of an unknown kind.

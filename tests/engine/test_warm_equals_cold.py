@@ -186,7 +186,8 @@ def test_branches_and_edits_in_the_middle(fresh, comparison):
         want, gaps = solo(fresh, prompt, 8)
         (out,) = fresh.generate([prompt], greedy(8), use_tqdm=False)
         comparison.tokens(f"branch {branch}", out.outputs[0].token_ids, want, gaps)
-        assert out.num_cached_tokens >= 128, fresh.explain(out.request_id)
+        if branch != 1:  # the first continues the parent's history, the second finds it rewritten
+            assert out.num_cached_tokens >= 128, fresh.explain(out.request_id)
     for at in (0, 1, 63, 64, 100, 139):
         edited = list(parent)
         edited[at] = (edited[at] + 1) % 990

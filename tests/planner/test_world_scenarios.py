@@ -139,7 +139,7 @@ def test_x15_the_younger_pauses_and_both_end(host: int, form: str) -> None:
     assert [(c.request, c.form) for c in commands(d, Paused)] == [(2, form)]
     assert commands(d, Paused)[0].beneficiary == 1
     assert d.lives[1].launched in (256, 257)
-    assert d.lives[2].launched == 256
+    assert d.lives[2].launched in (255, 256)  # one behind while rows are one unit apart
     assert len(d.world.physical.sequences) == 1
     d.settle()
     finished_exactly(d, 1, 2)
