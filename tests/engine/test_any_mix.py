@@ -13,7 +13,7 @@ PRESETS = {
     # pages for a little more than one request, so that pausing is common
     "tight, Host": {"kv_capacity": 12 * 64, "host_capacity_bytes": 8 << 20, "device_state_slots": 2},
     "tight, no Host": {"kv_capacity": 12 * 64, "host_capacity_bytes": 0, "device_state_slots": 0},
-    "roomy": {"kv_capacity": 40 * 64, "host_capacity_bytes": 1 << 20, "device_state_slots": 6},
+    "roomy": {"kv_capacity": 28 * 64, "host_capacity_bytes": 1 << 20, "device_state_slots": 6},
 }
 REQUESTS = 60
 SLOW_REQUESTS = 500
