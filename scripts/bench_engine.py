@@ -1,105 +1,227 @@
-"""Host cost of the engine's cycle: everything but the device's work, at full concurrency.
+"""What the engine itself costs, and what its cache saves; prints one JSON document.
 
-The program is replaced by one that returns the same tokens at once. Prints one JSON line; times are CPU time of the
-process, so that other load on the machine does not count.
+    python -m scripts.bench_engine [--model DIR] [--out FILE]
+
+- ``loop``: host time of a decode cycle at 8 rows, on a program that computes nothing: the planner's share
+  and the whole loop with sampling rows, output sessions and handles (microseconds; limits 200 and 500).
+- ``warm_hit``: time to the first token of a 4,000-token prompt, cold and warm (warm at most 5% of cold).
+- ``throughput``: greedy decode tokens/s of one request and of eight (eight at least 3 x).
+
+Ratios are taken within one run. Exit code 1: a limit is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import json
 import platform
-import pstats
+import statistics
+import subprocess
+import sys
 import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 import ninfer_jax as nj
-from ninfer_jax.engine import Engine
+from ninfer_jax.engine.engine import Engine
+from ninfer_jax.program.program import Program
+from planner.world import RunDecode, RunPrefill, RunTransfer
+
+ROOT = Path(__file__).parent.parent
+MODEL = ROOT / "tests" / "goldens" / "tiny-qwen3.5-dense"
+ROWS = 8
+PLANNER_US, LOOP_US = 200.0, 500.0
+WARM_SHARE = 0.05
+THROUGHPUT_RATIO = 3.0
 
 
-class _Array(np.ndarray):
-    """A host array with the methods of device arrays that the engine calls."""
-
-    def copy_to_host_async(self) -> None:
-        pass
-
-    def block_until_ready(self) -> _Array:
-        return self
-
-
-class NullProgram:
-    """Takes every command and computes nothing."""
-
-    def __init__(self, limits: Any) -> None:
-        self.limits = limits
-        rows = limits.max_concurrency
-        self._tokens = np.full(rows, 300, np.int32).view(_Array)
-        self._healthy = np.ones(rows, bool).view(_Array)
-
-    def publish_table(self, command: Any) -> None:
-        pass
-
-    def prefill(self, command: Any, tokens: np.ndarray) -> _Array:
-        return self._tokens
-
-    def decode(self, command: Any) -> _Array:
-        return self._tokens
-
-    def sample_greedy(self, logits: Any) -> tuple[_Array, _Array]:
-        return self._tokens, self._healthy
-
-    def start_transfer(self, command: Any) -> NullProgram:
-        return self
+class _Done:
+    """A transfer that has nothing to copy."""
 
     def ready(self) -> bool:
         return True
 
     def complete(self) -> None:
-        pass
+        return None
+
+
+class IdleProgram:
+    """Answers like a `Program` and computes nothing: what is left is the host's own time."""
+
+    def __init__(self, program: Program) -> None:
+        self.limits = program.limits
+        rows = self.limits.max_concurrency
+        self._tokens = np.full(rows, 7, np.int32)
+        self._healthy = np.ones(rows, bool)
+        self._hidden = jax.numpy.zeros(())
+
+    def publish_table(self, order: Any) -> None:
+        """Nothing."""
+
+    def prefill(self, order: RunPrefill, tokens: Any) -> Any:
+        """An array that is ready."""
+        return self._hidden
+
+    def decode(self, order: RunDecode) -> None:
+        """Nothing."""
+
+    def sample_greedy(self, logits: Any) -> tuple[Any, Any]:
+        """The same token for every row."""
+        return _Host(self._tokens), _Host(self._healthy)
+
+    def install_row(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing."""
+
+    def start_transfer(self, order: RunTransfer) -> _Done:
+        """Done."""
+        return _Done()
 
     def close(self) -> None:
-        pass
+        """Nothing."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--profile", action="store_true", help="where the time goes, on stderr")
-    args = parser.parse_args()
-    with nj.load("demo", max_context=2048) as real:
-        limits, frontend, model = real.limits, real.frontend, real.model
-    params = nj.SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
-    with Engine(model, frontend, NullProgram(limits), "null") as engine:  # type: ignore[arg-type]
-        prompts = [[i + 1] * 64 for i in range(limits.max_concurrency)]
-        engine.generate(prompts, params, use_tqdm=False)
-        before = engine.stats()["decode_steps"]
-        profile = cProfile.Profile()
-        if args.profile:
-            turn = engine._worker._turn
-            engine._worker._turn = lambda: profile.runcall(turn)  # type: ignore[method-assign]
-        started = time.process_time()
-        engine.generate([[9, *p] for p in prompts], params, use_tqdm=False)
-        elapsed = time.process_time() - started
-        steps = engine.stats()["decode_steps"] - before
-    if args.profile:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
-    print(
-        json.dumps(
-            {
-                "bench": "engine_cycle",
-                "rows": limits.max_concurrency,
-                "decode_steps": steps,
-                "rows_per_step": round(args.tokens * limits.max_concurrency / steps, 2),
-                "us_per_step": round(1e6 * elapsed / steps, 1),
-                "us_per_token": round(1e6 * elapsed / (args.tokens * limits.max_concurrency), 2),
-                "python": platform.python_version(),
-            }
-        )
+class _Host(np.ndarray):
+    """A host array that can be asked for an asynchronous copy, like a device array."""
+
+    def __new__(cls, values: Any) -> _Host:
+        return np.asarray(values).view(cls)
+
+    def copy_to_host_async(self) -> None:
+        """It is there."""
+
+
+def greedy(tokens: int) -> nj.SamplingParams:
+    """Greedy, to the full length."""
+    return nj.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+
+
+def bench_loop(model: Path, tokens: int = 1500) -> dict[str, float]:
+    """Host time of a cycle, planner and whole, medians over the cycles that decode 8 rows."""
+    real = nj.load(model, max_concurrency=ROWS, max_context=2048, host_capacity_bytes=0)
+    engine = Engine(real.model, real.frontend, IdleProgram(real._program), "idle")  # type: ignore[arg-type]
+    worker = engine._worker
+    planner: list[float] = []
+    advance = worker._advance
+
+    def timed(world: Any, event: Any) -> Any:
+        start = time.perf_counter()
+        out = advance(world, event)
+        planner.append(time.perf_counter() - start)
+        return out
+
+    worker._advance = timed
+    cycles: list[tuple[float, float, int]] = []
+    turn = worker._turn
+
+    def timed_turn() -> bool:
+        planner.clear()
+        start = time.perf_counter()
+        out = turn()
+        residents = sum(r.position >= r.prompt_length for r in worker.world.residents)
+        cycles.append((time.perf_counter() - start, sum(planner), residents))
+        return out
+
+    worker._turn = timed_turn  # type: ignore[method-assign]
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 900, 100).tolist() for _ in range(ROWS)]
+    engine.generate(prompts, greedy(tokens), cache="off", use_tqdm=False)
+    engine.close()
+    real.close()
+    full = [(a, b) for a, b, n in cycles if n == ROWS]
+    whole = sorted(a for a, _ in full)
+    return {
+        "cycles": len(full),
+        "planner_p50_us": round(1e6 * statistics.median(b for _, b in full), 1),
+        "loop_p50_us": round(1e6 * whole[len(whole) // 2], 1),
+        "loop_p99_us": round(1e6 * whole[int(0.99 * len(whole))], 1),
+    }
+
+
+def bench_warm_hit(model: Path, length: int = 4000, repeats: int = 5) -> dict[str, float]:
+    """Seconds to the first token of a long prompt: from nothing, and again."""
+    with nj.load(model, max_concurrency=1, max_context=4096) as engine:
+        rng = np.random.default_rng(1)
+        cold, warm = [], []
+        for _ in range(repeats):
+            prompt = rng.integers(0, 900, length).tolist()
+            for times in (cold, warm):
+                out = engine.submit(prompt, greedy(1)).wait()
+                times.append(out.metrics.first_token - out.metrics.arrival)
+        assert out.num_cached_tokens == length - 1
+    a, b = statistics.median(cold), statistics.median(warm)
+    return {
+        "prompt_tokens": length,
+        "cold_s": round(a, 5),
+        "warm_s": round(b, 5),
+        "share": round(b / a, 4),
+    }
+
+
+def bench_throughput(model: Path, tokens: int = 200, repeats: int = 3) -> dict[str, float]:
+    """Decode tokens/s of one and of eight requests in engines of that size."""
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(0, 900, 20).tolist() for _ in range(ROWS)]
+    speeds = {}
+    for rows in (1, ROWS):
+        with nj.load(model, max_concurrency=rows, max_context=512) as engine:
+            best = 0.0
+            for _ in range(repeats):
+                start = time.perf_counter()
+                engine.generate(prompts[:rows], greedy(tokens), cache="off", use_tqdm=False)
+                best = max(best, rows * tokens / (time.perf_counter() - start))
+            speeds[rows] = best
+    return {
+        "one_tokens_s": round(speeds[1], 1),
+        "eight_tokens_s": round(speeds[ROWS], 1),
+        "ratio": round(speeds[ROWS] / speeds[1], 2),
+    }
+
+
+def commit() -> str:
+    """The commit measured."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    loop = bench_loop(options.model)
+    warm = bench_warm_hit(options.model)
+    throughput = bench_throughput(options.model)
+    passed = (
+        loop["planner_p50_us"] <= PLANNER_US
+        and loop["loop_p50_us"] <= LOOP_US
+        and warm["share"] <= WARM_SHARE
+        and throughput["ratio"] >= THROUGHPUT_RATIO
     )
+    result = {
+        "bench": "engine",
+        "passed": passed,
+        "loop": loop,
+        "warm_hit": warm,
+        "throughput": throughput,
+        "device": f"{jax.devices()[0].device_kind} ({platform.machine()})",
+        "versions": {name: version(name) for name in ("ninfer-jax", "jax", "jaxlib", "numpy")},
+        "python": platform.python_version(),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    text = json.dumps(result, indent=2) + "\n"
+    if options.out:
+        options.out.write_text(text)
+    sys.stdout.write(text)
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
