@@ -16,18 +16,15 @@ import time
 from collections import deque
 from concurrent.futures import Future
 
-import numpy as np
-
 from ninfer_jax.engine.executor import Executor
 from ninfer_jax.engine.flight import DecodeFlight, PrefillFlight
 from ninfer_jax.engine.history import History
 from ninfer_jax.engine.ingress import Cancel, Clear, Close, Ingress, Message, Submit
-from ninfer_jax.engine.request import Request, Sequence, TokenScore
+from ninfer_jax.engine.request import Request, Sequence
 from ninfer_jax.engine.response import News
+from ninfer_jax.engine.settlement import commit_row, preview_rows
 from ninfer_jax.engine.stats import Stats
 from ninfer_jax.errors import EngineFailure, NinferError
-from ninfer_jax.frontend import Preview
-from ninfer_jax.program.plans import Sampled
 from ninfer_jax.program.program import Program
 from planner import render
 from planner.world import (
@@ -49,7 +46,6 @@ from planner.world import (
 )
 from planner.world.journal import Journal
 
-NAN_ERROR = "the model's logits are not finite; the weights or the input are damaged"
 TRANSFER_WAIT = 0.0005
 """Seconds between looks at copies when nothing else is to be done."""
 CLOSED = EngineFailure("the engine is closed and takes no more requests; load it again")
@@ -323,60 +319,15 @@ class Worker:
 
     def _settle_decode(self, flight: DecodeFlight) -> None:
         """UN-08: preview, commit to the world, commit to the output session, tell the consumer."""
-        readings = flight.read()
-        results: list[RowResult] = []
-        commits: list[tuple[Sequence, Preview, TokenScore | None]] = []
-        for row in flight.rows:
-            sequence = self._live[row.request]
-            if row.replay or sequence.finish_reason is not None:
-                results.append(RowResult(row.request))
-                continue
-            if not readings.healthy[row.lane]:
-                self.stats.nan_rows += 1
-                sequence.stop(NAN_ERROR, failed=True)
-                results.append(RowResult(row.request, (), "failed"))
-                continue
-            token, score = readings.tokens[row.lane], None
-            if forced := self._control_token(sequence):
-                token = forced[0]
-            elif readings.details is not None and sequence.request.sampling.logprobs is not None:
-                score = _score(readings.details, row.lane)
-            preview = sequence.session.preview((token,))
-            results.append(RowResult(row.request, (token,), "finished" if preview.finished else ""))
-            commits.append((sequence, preview, score))
-        self.world, commands = self._advance(self.world, UnitFinished(flight.unit, tuple(results)))
+        results, commits = preview_rows(flight, self._live, self.stats)
+        self.world, commands = self._advance(self.world, UnitFinished(flight.unit, results))
         now = time.monotonic()
-        for sequence, preview, score in commits:
-            self._commit(sequence, preview, score, now)
+        for commit in commits:
+            first = not commit.sequence.request.first_token
+            commit_row(commit, self.stats, now)
+            if first:
+                self._start_others(commit.sequence.request)
         self._carry_out(commands)
-
-    def _control_token(self, sequence: Sequence) -> tuple[int, ...]:
-        """What must stand in the place of the sampled token (UN-10)."""
-        if sequence.request.sampling.thinking_budget is None:
-            return ()
-        forced = sequence.session.control_tokens()
-        if forced:
-            sequence.row_current = False  # the sampler counted the token it drew
-        return forced
-
-    def _commit(
-        self, sequence: Sequence, preview: Preview, score: TokenScore | None, now: float
-    ) -> None:
-        delta = sequence.session.commit(preview)
-        request = sequence.request
-        sequence.tokens.extend(delta.token_ids)
-        self.stats.generated_tokens += len(delta.token_ids)
-        sequence.finish_reason, sequence.stop_reason = delta.finish_reason, delta.stop_reason
-        if request.sampling.logprobs is not None:
-            sequence.scores.append(score)
-            sequence.cumulative_logprob += 0.0 if score is None else score.logprob
-        if len(sequence.tokens) == request.sampling.min_tokens:
-            sequence.row_current = False  # end tokens become legal
-        if not request.first_token:
-            request.first_token = now
-            self.stats.first_token_time.add(now - request.arrival)
-            self._start_others(request)
-        request.response.post(News(sequence.index, delta))
 
     # The end
 
@@ -431,12 +382,3 @@ class Worker:
             f"waiting {world.waiting}, paused {world.paused}, resident {world.residents}, "
             f"in flight {world.units}, transaction for {world.job}\n{render(world.physical)}"
         )
-
-
-def _score(details: Sampled, lane: int) -> TokenScore:
-    return TokenScore(
-        float(details.logprob[lane]),
-        int(details.rank[lane]),
-        np.asarray(details.top_ids[lane]),
-        np.asarray(details.top_logprobs[lane]),
-    )

@@ -11,7 +11,11 @@ from ninfer_jax import SamplingParams
 
 PRESETS = {
     # pages for a little more than one request, so that pausing is common
-    "tight, Host": {"kv_capacity": 12 * 64, "host_capacity_bytes": 8 << 20, "device_state_slots": 2},
+    "tight, Host": {
+        "kv_capacity": 12 * 64,
+        "host_capacity_bytes": 8 << 20,
+        "device_state_slots": 2,
+    },
     "tight, no Host": {"kv_capacity": 12 * 64, "host_capacity_bytes": 0, "device_state_slots": 0},
     "roomy": {"kv_capacity": 28 * 64, "host_capacity_bytes": 1 << 20, "device_state_slots": 6},
 }
@@ -93,7 +97,9 @@ def run(goldens, preset, seed, count):
             if cancel:
                 expected = expected[: len(got)]
             if got != expected:
-                faults.append((i, len(prompt), out.num_cached_tokens, engine.explain(out.request_id)))
+                faults.append(
+                    (i, len(prompt), out.num_cached_tokens, engine.explain(out.request_id))
+                )
         for t in threads:
             t.join()
         engine.clear_cache()

@@ -32,7 +32,9 @@ def two(seed=1):
 
 PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=OUTPUTS, ignore_eos=True),
-    "sampled": SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=OUTPUTS, ignore_eos=True),
+    "sampled": SamplingParams(
+        temperature=0.9, top_p=0.9, seed=7, max_tokens=OUTPUTS, ignore_eos=True
+    ),
     "penalties": SamplingParams(
         temperature=1.1,
         seed=3,
@@ -74,7 +76,9 @@ def test_two_requests_in_a_pool_for_one_and_a_bit(goldens, name, host):
         outs = [h.wait() for h in handles]
         after = engine.stats()
         form = "replay" if host == 0 else "snapshot"
-        paused = {k: after["preemptions"][k] - before["preemptions"][k] for k in after["preemptions"]}
+        paused = {
+            k: after["preemptions"][k] - before["preemptions"][k] for k in after["preemptions"]
+        }
         assert paused[form] >= 1, (paused, engine.explain())
         assert outs[0].metrics.preemptions == 0
         assert outs[1].metrics.preemptions >= 1
