@@ -9,7 +9,9 @@ from jaxtyping import Array, Float, Int
 _EXACT = jax.lax.Precision.HIGHEST
 _PAGES_PER_STEP = 4
 """Pages that one step of the loop reads: fewer steps, and products large enough to be worth launching."""
-_MASKED = -1e30  # finite, so that exp(masked - masked) is never NaN
+_MASKED = -1e30
+_LOWEST_PEAK = -1e20
+"""Far over `_MASKED`, so that the weight of a masked key is exactly zero, and under any score."""
 
 
 def append_kv(
@@ -42,7 +44,9 @@ def paged_attention(
     """See `api.paged_attention`."""
     B, T, N, D = q.shape
     K, P = k_pages.shape[2], k_pages.shape[3]
-    grouped = q.reshape(B, T, K, N // K, D)
+    G = N // K
+    # The G query heads of a KV head and the T queries make the rows of one product.
+    grouped = jnp.moveaxis(q.reshape(B, T, K, G, D), 1, 3).reshape(B, K, G * T, D)
     position = starts[:, None] + jnp.arange(T, dtype=starts.dtype)[None, :]
 
     # The table is padded with the null page; nothing there is ever in sight of a query.
@@ -58,28 +62,28 @@ def paged_attention(
         peak, total, out = carry
         page = jax.lax.dynamic_index_in_dim(tables, j, axis=1, keepdims=False)
         k, v = read(k_pages, page), read(v_pages, page)
-        scores = scale * jnp.einsum(
-            "btkgd,bksd->bkgts", grouped, k, precision=_EXACT, preferred_element_type=jnp.float32
-        )
+        scores = jnp.einsum(
+            "bkrd,bksd->bkrs", grouped, k, precision=_EXACT, preferred_element_type=jnp.float32
+        ).reshape(B, K, G, T, span)
         key = j * span + jnp.arange(span, dtype=starts.dtype)
-        seen = (key[None, None, :] <= position[:, :, None])[:, None, None]
-        scores = jnp.where(seen, scores, _MASKED)
+        mask = jnp.where(key[None, None, :] <= position[:, :, None], 0.0, _MASKED)
+        scores = scores * scale + mask[:, None, None]
         new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
         shrink = jnp.exp(peak - new_peak)
-        weight = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
+        weight = jnp.exp(scores - new_peak[..., None])
         total = total * shrink + jnp.sum(weight, axis=-1)
         value = jnp.einsum(
-            "bkgts,bksd->bkgtd",
-            weight.astype(v.dtype),
+            "bkrs,bksd->bkrd",
+            weight.reshape(B, K, G * T, span).astype(v.dtype),
             v,
             precision=_EXACT,
             preferred_element_type=jnp.float32,
         )
-        return new_peak, total, out * shrink[..., None] + value
+        return new_peak, total, out * shrink[..., None] + value.reshape(B, K, G, T, D)
 
-    rows = (B, K, N // K, T)
+    rows = (B, K, G, T)
     empty = (
-        jnp.full(rows, _MASKED, jnp.float32),
+        jnp.full(rows, _LOWEST_PEAK, jnp.float32),
         jnp.zeros(rows, jnp.float32),
         jnp.zeros((*rows, D), jnp.float32),
     )
