@@ -128,7 +128,7 @@ def our_side(folder: Path, prompts: Prompts, **config: Any) -> Side:
 
     def generate(tokens: int) -> Prompts:
         params = nj.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-        outputs = engine.generate(prompts, params, use_tqdm=False)
+        outputs = engine.generate(prompts, params, cache="off", use_tqdm=False)
         return [o.outputs[0].token_ids for o in outputs]
 
     return Side(first_token=lambda: generate(1), generate=generate)
