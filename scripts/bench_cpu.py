@@ -40,6 +40,8 @@ BATCHES = (1, 8)
 DECODE_TOKENS = 64
 """Tokens a row over which decode is timed: a run of one more, minus a run of one."""
 REPEATS = 9
+REST_S = 0.3
+"""Pause before a side's turn: threads of the other side's library spin for a while after its last operation."""
 LEAST_RATIO = 1.0
 """We must be ahead everywhere ..."""
 LEAST_RATIO_DECODE_1 = 5.0
@@ -195,6 +197,7 @@ def measure(
     decode: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, side in sides.items():
+            time.sleep(REST_S)
             prefill[name].append(_seconds(side.first_token))
             one = _seconds(lambda side=side: side.generate(1))
             decode[name].append(_seconds(lambda side=side: side.generate(tokens + 1)) - one)
