@@ -211,7 +211,7 @@ def main() -> int:
         "warm_hit": warm,
         "throughput": throughput,
         "device": f"{jax.devices()[0].device_kind} ({platform.machine()})",
-        "versions": {name: version(name) for name in ("ninfer-jax", "jax", "jaxlib", "numpy")},
+        "versions": {name: version(name) for name in ("jax", "jaxlib", "numpy")},
         "python": platform.python_version(),
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
