@@ -90,10 +90,6 @@ def settle(step: Step) -> bool:
 # Ends
 
 
-def _drained(step: Step, resident: Resident) -> bool:
-    return not resident.units
-
-
 def _end_drained(step: Step) -> bool:
     done = [r for r in step.residents if r.ending and not r.units]
     for resident in done:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from planner import host, kv, state_images
 from planner.capacity import ceil_div
 from planner.checkpoints import Checkpoint
-from planner.errors import ShortageError
 from planner.host import Arena
 from planner.operations import apply
 from planner.physical import PhysicalState
@@ -386,11 +385,3 @@ def _host_relief(step: Step, size: int, rights: Rights) -> Relief | None:
     if rights.budget is not None and lost >= rights.budget:
         return None
     return Relief(tuple(e for i in chosen for e in found[i].edges))
-
-
-def fits_host(s: PhysicalState, sizes: list[int]) -> bool:
-    """Whether allocations of these sizes fit the arena as it is."""
-    try:
-        return host.fits(s.arena, sizes) if sizes else True
-    except ShortageError:
-        return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from planner import kv, state_images
+from planner import state_images
 from planner.checkpoints import Checkpoint, Identity
 from planner.errors import PlannerError
 from planner.operations import Operation, apply
@@ -249,11 +249,6 @@ class Step:
             PublishTable(resident.lane, start, tuple(int(p) for p in pages[start:]))
         )
         return resident._replace(blocks=len(pages))
-
-    def mapped_blocks(self, sid: int) -> int:
-        """Blocks of a sequence's Main history."""
-        q = sequence(self.physical, sid)
-        return kv.history(self.physical.pools[0], q.histories[0]).blocks
 
     def slots(self, sid: int) -> tuple[int, int]:
         """(slot the first unit reads, slot units write) of a sequence."""
