@@ -72,8 +72,8 @@ class Identity:
 
         ``rope_delta`` of a longer prompt describes its own end; positions carry it for the prefix.
         """
-        if self.frontier > prompt.frontier:
-            return False
+        if self.frontier > prompt.frontier or not prompt.tokens.startswith(self.tokens):
+            return False  # most strangers end here, without a copy
         if any(s.start < self.frontier < s.start + s.length for s in prompt.spans):
             return False
         other = prompt.prefix(self.frontier)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from planner.checkpoints import Identity
 from planner.errors import BusyError, PlannerError
 from planner.physical import Result, sequence
@@ -121,30 +123,21 @@ def prepare_saves(step: Step, request: Request) -> Request:
 
 
 def divergence(step: Step, prompt: Identity) -> int:
-    """The longest prefix that ``prompt`` shares with an earlier input without containing it whole."""
-    first = prompt.tokens[: 4 * step.physical.layout.page_tokens]
-    known = [ck.identity for ck in step.physical.checkpoints.values()]
+    """The longest prefix that ``prompt`` shares with an earlier input or a saved point, itself at most."""
+    known = (*step.catalog.recent, *(ck.identity for ck in step.physical.checkpoints.values()))
     best = 0
-    for other in (*step.catalog.recent, *known):
-        if not other.tokens.startswith(first) or other.mode != prompt.mode:
-            continue
-        best = max(best, common_tokens(prompt.tokens, other.tokens))
+    for other in known:
+        longer = prompt.tokens[: 4 * best + 4]
+        if other.tokens.startswith(longer) and other.mode == prompt.mode:
+            best = common_tokens(prompt.tokens, other.tokens)
     return min(best, prompt.frontier - 1)
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
     """Length in tokens of the common prefix of two int32 byte strings."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n // 4
-    lo, hi = 0, n
-    while hi - lo > 1:
-        middle = (lo + hi) // 2
-        if a[lo:middle] == b[lo:middle]:
-            lo = middle
-        else:
-            hi = middle
-    return lo // 4
+    n = min(len(a), len(b)) // 4
+    differ = np.frombuffer(a, "<i4", n) != np.frombuffer(b, "<i4", n)
+    return int(differ.argmax()) if differ.any() else n
 
 
 def retired_points(step: Step, source: Source, prompt: Identity) -> tuple[Edge, ...]:
@@ -294,11 +287,11 @@ def adopt(step: Step, job: Job, result: Result) -> None:
     if resumed:
         step.commands.append(Resumed(request.id, resident.lane, q.position))
     else:
-        recent = (*step.catalog.recent, spec.prompt)[-LOOK_BACK:]
-        if spec.cache and step.config.cache:
-            step.catalog = step.catalog._replace(recent=recent)
         step.commands.append(Admitted(request.id, resident.lane, q.position, job.source))
         _explain(step, request, q.position)
+        if spec.cache and step.config.cache:
+            recent = (*step.catalog.recent, spec.prompt)[-LOOK_BACK:]
+            step.catalog = step.catalog._replace(recent=recent)
         for ticket in step.waiting:
             if ticket < request.id:
                 older = step.request(ticket)
@@ -342,9 +335,8 @@ def _explain(step: Step, request: Request, reused: int) -> None:
     if not (request.spec.cache and step.config.cache):
         step.note(request.id, "miss", "its cache mode is off: it starts from root")
         return
-    known = [*step.catalog.recent[:-1], *(c.identity for c in step.physical.checkpoints.values())]
-    best = max((common_tokens(prompt.tokens, k.tokens) for k in known), default=0)
-    if reused >= min(best, total - 1):
+    best = divergence(step, prompt)
+    if reused >= best:
         return
     deepest = None
     for lost in step.catalog.lost:
