@@ -59,6 +59,7 @@ def restore(step: Step, ck: Checkpoint) -> tuple[float, int]:
 def sources(step: Step, request: Request, prompt: Identity, limit: int) -> list[Source]:
     """All sources of ``prompt`` that leave at least one token to run, best first (SRC-01).
 
+    Holders of one checkpoint from which it would be branched alike are one source (SRC-03).
     ``limit`` is the deepest allowed frontier. A record that another request runs on may still be
     branched at its published points.
     """
@@ -86,7 +87,10 @@ def sources(step: Step, request: Request, prompt: Identity, limit: int) -> list[
                     owner if record is not None else 0, take,
                 )
             )  # fmt: skip
-    return sorted(found, key=lambda s: s.rank)
+    merged: dict[tuple[int, int], Source] = {}
+    for source in sorted(found, key=lambda s: s.rank):
+        merged.setdefault((source.checkpoint, source.record if source.take else 0), source)
+    return list(merged.values())
 
 
 def _public(step: Step, owner: int) -> bool:

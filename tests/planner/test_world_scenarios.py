@@ -4,68 +4,19 @@ Each runs on the fake device: contents, lives, tokens and invariants are checked
 the end nothing is in use (INV-20).
 """
 
-from collections.abc import Callable
-
 import pytest
+from world_cases import alone, commands, engine, notes, run_until, text
 
 from planner.checkpoints import identity
-from planner.testing import Ask, WorldDriver, solo, tiny_layout
+from planner.testing import Ask, WorldDriver, solo
 from planner.world import (
     Admitted,
-    Command,
     Ended,
-    Note,
     Paused,
     Resumed,
     RunPrefill,
     RunTransfer,
-    WorldConfig,
 )
-
-
-def engine(
-    pages: int = 12,
-    blocks: int = 8,
-    rows: int = 2,
-    slots: int = 6,
-    host: int = 40,
-    page_tokens: int = 4,
-    chunk: int = 16,
-    cache: bool = True,
-) -> WorldDriver:
-    """Small by default: contexts of 32 tokens in pages of 4; a Host page is 1 byte, an image 2."""
-    layout = tiny_layout(
-        pages=pages, blocks=blocks, rows=rows, slots=slots, host=host, page_tokens=page_tokens
-    )
-    return WorldDriver(WorldConfig(layout, prefill_chunk=chunk, cache=cache))
-
-
-def commands(d: WorldDriver, kind: type[Command]) -> list:
-    return [c for entry in d.log for c in entry.commands if isinstance(c, kind)]
-
-
-def notes(d: WorldDriver, kind: str) -> list[Note]:
-    return [n for n in commands(d, Note) if n.kind == kind]
-
-
-def run_until(d: WorldDriver, true: Callable[[], bool], steps: int = 2000) -> None:
-    for _ in range(steps):
-        if true():
-            return
-        d.step()
-    raise AssertionError("it never came to that")
-
-
-def alone(d: WorldDriver, ask: Ask) -> int:
-    """Submit and run to the end; the ticket."""
-    ticket = d.submit(ask)
-    d.drain()
-    return ticket
-
-
-def text(name: int, length: int) -> tuple[int, ...]:
-    return tuple(1000 * name + i for i in range(length))
-
 
 # Queue
 
