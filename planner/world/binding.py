@@ -306,14 +306,12 @@ LOOK_BACK = 64
 
 def _credit(step: Step, job: Job, request: Request, position: int) -> None:
     """Evidence of a real cross-request adoption (EV-02, EV-05)."""
+    if request.admitted:
+        return  # a request's own resume observes and refreshes nothing (EV-03, EV-06)
     now = step.tick()
     point = request.spec.prompt.prefix(min(position, request.prompt_length))
     limit = step.config.digest
-    step.catalog = records.observe(
-        step.catalog, point, request.id, now, limit, adopted=not request.admitted
-    )
-    if request.admitted:
-        return  # a request's own resume refreshes nothing (EV-03)
+    step.catalog = records.observe(step.catalog, point, request.id, now, limit, adopted=True)
     demand = Demand(now, position)
     record = step.record(job.owner)
     if record is not None:

@@ -68,6 +68,7 @@ def settle(step: Step) -> bool:
     if job.kind == "bind":
         if committed:
             binding.adopt(step, job, result)
+            saving.rebalance(step)
         else:
             binding.abort_bind(step, job, result.outcome)
     elif job.kind == "capture":

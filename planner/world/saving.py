@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 
 from planner.errors import PlannerError
@@ -206,26 +207,24 @@ def rebalance(step: Step) -> None:
         for e in step.catalog.entries.values()
         if e.demand.time
     ]
+    owners.sort(reverse=True)
     s = step.physical
     limits = (*(p.capacity for p in s.pools), len(s.states.slots))
-    edges: list[Edge] = []
-    for i, (_, owner, cids) in enumerate(sorted(owners, reverse=True)):
-        edges += [Edge(o, c) for c in cids for o in _holders(step, c)]
-        readers = [e for e in edges if (c := step.checkpoint(e.checkpoint)) and not c.readers]
-        got = reclaim(s, dict.fromkeys(readers))
-        used = (*got.pages, got.slots)
-        if i and any(4 * n > 3 * limit for n, limit in zip(used, limits, strict=True)):
-            record, entry = step.record(owner), step.catalog.entries.get(owner)
-            if record is not None:
-                step.put_record(record._replace(demand=Demand()))
-            elif entry is not None:
-                entries = step.catalog.entries.set(owner, entry._replace(demand=Demand()))
-                step.catalog = step.catalog._replace(entries=entries)
 
+    def exceeds(last: int) -> bool:
+        points = {c: step.checkpoint(c) for _, _, cids in owners[: last + 1] for c in cids}
+        unread = [ck for ck in points.values() if ck is not None and not ck.readers]
+        got = reclaim(s, [Edge(o, ck.id) for ck in unread for o in ck.holders])
+        return any(4 * n > 3 * c for n, c in zip((*got.pages, got.slots), limits, strict=True))
 
-def _holders(step: Step, cid: int) -> tuple[int, ...]:
-    ck = step.checkpoint(cid)
-    return ck.holders if ck is not None else ()
+    first = bisect_left(range(len(owners)), True, lo=1, key=exceeds)  # the newest may exceed alone
+    for _, owner, _ in owners[first:]:
+        record, entry = step.record(owner), step.catalog.entries.get(owner)
+        if record is not None:
+            step.put_record(record._replace(demand=Demand()))
+        elif entry is not None:
+            entries = step.catalog.entries.set(owner, entry._replace(demand=Demand()))
+            step.catalog = step.catalog._replace(entries=entries)
 
 
 def finish(step: Step, resident: Resident) -> None:
@@ -249,6 +248,7 @@ def finish(step: Step, resident: Resident) -> None:
         step.apply(Finish(q.id, request.owner, identity, after))
         assert step.physical.result is not None
         _publish(step, request, step.physical.result.published)
+        rebalance(step)
     else:
         step.apply(Discard(q.id))
         if resident.ending == "failed":
@@ -268,10 +268,14 @@ def _publish(step: Step, request: Request, cid: int) -> None:
         endpoint=cid, order=request.id, session=request.spec.session, published=step.tick()
     )
     step.put_record(record)
-    if request.spec.session:
-        step.catalog = records.bind_session(
-            step.catalog, request.spec.session, record.owner, request.id
-        )
+    if name := request.spec.session:
+        former = records.session_owner(step.catalog, name)
+        step.catalog = records.bind_session(step.catalog, name, record.owner, request.id)
+        named = records.session_owner(step.catalog, name)
+        for owner in (former, record.owner):
+            nameless = step.record(owner)
+            if nameless is not None and owner != named:
+                step.put_record(nameless._replace(session=""))
     if old and old != cid and old not in record.points:
         step.release((Edge(record.owner, old),))
 
