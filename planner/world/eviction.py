@@ -7,6 +7,7 @@ started plan never is.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ class Point(NamedTuple):
     """Latest real demand that protects it; 0: ordinary (RC-04)."""
     published: int
     waiter: int
-    """Youngest ticket that waits for it or is paused on it; 0: none."""
+    """Oldest ticket that waits for it or is paused on it; 0: none."""
     snapshot: bool
 
 
@@ -104,7 +105,7 @@ def points(step: Step, rights: Rights) -> list[Point]:
                 ticket = waiters.get(owner) or holders.get(owner, 0)
                 limit = rights.waiters if owner in waiters else rights.snapshots
                 snapshot = snapshot or owner in holders
-                waiter = max(waiter, ticket)
+                waiter = min(waiter or ticket, ticket)
                 allowed = allowed and limit is not None and ticket > limit
             heat = max(heat, demand.time)
         if allowed and heat < max(rights.reused_before, 1):
@@ -113,15 +114,25 @@ def points(step: Step, rights: Rights) -> list[Point]:
     return out
 
 
-def lost_tokens(step: Step, ck: Checkpoint, gone: frozenset[int]) -> int:
-    """Tokens that fall back to the deepest point of the same path that survives (RC-07)."""
-    best = 0
-    for cid, other in step.physical.checkpoints.items():
-        if cid in gone or cid == ck.id or not best < other.frontier <= ck.frontier:
-            continue
-        if other.identity.prefix_of(ck.identity):
-            best = other.frontier
-    return ck.frontier - best
+def lost_tokens(step: Step, gone: Collection[int]) -> int:
+    """Tokens that nothing restores once these points are gone together (RC-07).
+
+    Each falls back to the deepest point of its path that survives. What lies before a shallower
+    one that goes too, or before an alias of it, is counted there.
+    """
+    lost = 0
+    for cid in gone:
+        ck = step.physical.checkpoints.get(cid)
+        assert ck is not None
+        best = 0
+        for other in step.physical.checkpoints.values():
+            if not best < other.frontier <= ck.frontier:
+                continue
+            counted = other.id not in gone or (other.frontier, other.id) < (ck.frontier, cid)
+            if counted and other.identity.prefix_of(ck.identity):
+                best = other.frontier
+        lost += ck.frontier - best
+    return lost
 
 
 def _freed(s: PhysicalState, edges: list[Edge]) -> Gaps:
@@ -217,10 +228,26 @@ class _Search:
         chosen = host.choose_victims(self.arena, sizes, actions)
         if chosen is None:
             return False
+        gone = {colder[i].checkpoint.id for i in chosen}
+        if not point.heat and lost_tokens(self.step, gone) >= self._value(point):
+            return False  # deleting the point itself costs no more
+        if not self._affordable(gone):
+            return False
         for i in chosen:
             self.victims += colder[i].edges
             self.arena = host.release_all(self.arena, actions[i].extents)
         return True
+
+    def _value(self, point: Point) -> int:
+        return lost_tokens(self.step, {point.checkpoint.id})
+
+    def _affordable(self, more: set[int]) -> bool:
+        """Whether the budget covers these deletions beside all that were chosen (RC-15)."""
+        budget = self.rights.budget
+        if budget is None:
+            return True
+        gone = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
+        return lost_tokens(self.step, gone | more) < budget
 
     def _demote_image(self, point: Point, images: set[int]) -> None:
         im = state_images.image(self.step.physical.states, point.checkpoint.image)
@@ -261,17 +288,21 @@ class _Search:
             self.moved.setdefault(point.checkpoint.id, []).append(item)
             self.gain[pool.name] = self.gain.get(pool.name, 0) + gain
 
-    def delete(self, order: list[Point]) -> None:
+    def delete_ordinary(self, points: list[Point]) -> None:
+        """State first, then one pool after the other, each by its own order (RC-05)."""
+        for name in ("slots", *(pool.name for pool in self.step.physical.pools)):
+            if wanted := self.missing().get(name):
+                left = [p for p in points if p not in self.chosen]
+                self.delete(_by_loss(self.step, name, wanted, left), name)
+
+    def delete(self, order: list[Point], name: str = "") -> None:
         """Let points go, first ones first, while the gap lasts and the budget allows."""
-        spent = sum(lost_tokens(self.step, p.checkpoint, frozenset()) for p in self.chosen)
         for point in order:
-            if not self.missing():
+            missing = self.missing()
+            if not missing or (name and name not in missing):
                 return
-            budget = self.rights.budget
-            if budget is not None:
-                spent += lost_tokens(self.step, point.checkpoint, frozenset())
-                if spent >= budget:
-                    return
+            if not self._affordable({point.checkpoint.id}):
+                return
             self._drop_demotions(point)
             self.chosen.append(point)
 
@@ -319,16 +350,20 @@ class _Search:
         return tuple(out)
 
 
-def _by_loss(step: Step, gaps: Gaps, found: list[Point]) -> list[Point]:
+def _by_loss(step: Step, name: str, wanted: int, found: list[Point]) -> list[Point]:
     """Ordinary points by lost tokens per useful unit for this gap (RC-06)."""
 
     def key(p: Point) -> tuple[float, int, int]:
-        freed = _freed(step.physical, list(p.edges))
-        useful = sum(min(n, freed.get(name, 0)) for name, n in gaps.items())
-        lost = lost_tokens(step, p.checkpoint, frozenset())
+        useful = min(wanted, _freed(step.physical, list(p.edges)).get(name, 0))
+        lost = lost_tokens(step, {p.checkpoint.id})
         return (lost / useful if useful else float("inf"), p.published, p.checkpoint.id)
 
     return sorted(found, key=key)
+
+
+def _claim(p: Point) -> tuple[bool, bool, int]:
+    """What nobody waits for goes first, then waiting references, then snapshots, younger first."""
+    return bool(p.waiter), p.snapshot, -p.waiter
 
 
 def relieve(step: Step, gaps: Gaps, rights: Rights) -> Relief | None:
@@ -345,13 +380,11 @@ def relieve(step: Step, gaps: Gaps, rights: Rights) -> Relief | None:
     free = [p for p in found if not p.waiter]
     ordinary = [p for p in free if not p.heat]
     reused = sorted((p for p in free if p.heat), key=lambda p: (p.heat, p.checkpoint.id))
-    held = sorted(
-        (p for p in found if p.waiter), key=lambda p: (p.snapshot, -p.waiter, p.checkpoint.id)
-    )
+    held = sorted((p for p in found if p.waiter), key=lambda p: (*_claim(p), p.checkpoint.id))
     search = _Search(step, gaps, rights, step.physical.arena)
     search.demote(sorted(ordinary, key=lambda p: (p.published, p.checkpoint.id)))
     if search.missing():
-        search.delete(_by_loss(step, gaps, ordinary))
+        search.delete_ordinary(ordinary)
     if search.missing():
         search.demote(reused)
     if search.missing():
@@ -374,14 +407,12 @@ def _host_relief(step: Step, size: int, rights: Rights) -> Relief | None:
             arena = host.release(arena, im.host)
     if drops and host.fits(arena, [size]):
         return Relief((), (), tuple(drops))
-    found = sorted(
-        (p for p in points(step, rights)), key=lambda p: (p.snapshot, p.heat, p.published)
-    )
+    found = sorted(points(step, rights), key=lambda p: (*_claim(p), p.heat, p.published))
     actions = [host.Action(reclaim(s, p.edges).extents) for p in found]
     chosen = host.choose_victims(s.arena, [size], actions)
     if chosen is None:
         return None
-    lost = sum(lost_tokens(step, found[i].checkpoint, frozenset()) for i in chosen)
+    lost = lost_tokens(step, {found[i].checkpoint.id for i in chosen})
     if rights.budget is not None and lost >= rights.budget:
         return None
     return Relief(tuple(e for i in chosen for e in found[i].edges))
