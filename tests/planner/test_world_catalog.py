@@ -228,7 +228,7 @@ def test_the_larger_publication_order_names_the_session(late: str) -> None:
 
 
 def test_names_by_hand() -> None:
-    """CAT-20: equal and larger orders replace, smaller ones do not; an owner has one name."""
+    """CAT-20, INV-17: equal and larger orders replace, smaller ones do not; an owner has one name."""
     catalog = bind_session(Catalog(), "s", 1, 5)
     assert session_owner(bind_session(catalog, "s", 2, 4), "s") == 1
     assert session_owner(bind_session(catalog, "s", 2, 6), "s") == 2
