@@ -301,22 +301,38 @@ class _Search:
             missing = self.missing()
             if not missing or (name and name not in missing):
                 return
+            if self._covered(point, missing):
+                continue
             if not self._affordable({point.checkpoint.id}):
                 return
             self._drop_demotions(point)
             self.chosen.append(point)
 
+    def _moves(self, point: Point) -> Gaps:
+        """Device units that the demotions for its sake free."""
+        out: Gaps = {}
+        for item in self.moved.get(point.checkpoint.id, []):
+            name, count = "slots", 1
+            if isinstance(item, PageRange):
+                pool = self.step.physical.pools[item.pool]
+                pages = kv.history(pool, item.history).pages.slice(item.lo, item.hi)
+                name, count = pool.name, len(kv.leases(pages))
+            out[name] = out.get(name, 0) + count
+        return out
+
+    def _covered(self, point: Point, missing: Gaps) -> bool:
+        """Whether deleting it would free nothing that its demotions do not free already (RC-10)."""
+        moves = self._moves(point)
+        if not moves:
+            return False
+        freed = _freed(self.step.physical, list(point.edges))
+        return all(freed.get(name, 0) <= moves.get(name, 0) for name in missing)
+
     def _drop_demotions(self, point: Point) -> None:
         """A point that goes needs no move."""
-        for item in self.moved.pop(point.checkpoint.id, []):
-            name = (
-                "slots" if isinstance(item, ImageRef) else self.step.physical.pools[item.pool].name
-            )
-            count = 1
-            if isinstance(item, PageRange):
-                h = kv.history(self.step.physical.pools[item.pool], item.history)
-                count = len(kv.leases(h.pages.slice(item.lo, item.hi)))
+        for name, count in self._moves(point).items():
             self.gain[name] -= count
+        self.moved.pop(point.checkpoint.id, None)
 
     def prune(self) -> None:
         """Take back deletions that proved unneeded, the most precious first."""

@@ -65,7 +65,6 @@ def test_where_an_input_point_goes(slots: int, host: int) -> None:
     assert frontiers(d) == {12, 15}
     assert not notes(d, "skipped")
     record = named(d, "s")
-    assert record is not None
     assert [ck.id for ck in at(d, 12)] == [record.input]
     d.settle()
 
@@ -110,7 +109,6 @@ def test_an_input_point_is_carried() -> None:
     (before,) = at(d, 8)
     alone(d, Ask(following(one, 5, 6), max_tokens=1, session="s", recovery=8))
     record = named(d, "s")
-    assert record is not None
     assert record.input == before.id
     assert len(notes(d, "saved")) == 1
     d.settle()
@@ -123,8 +121,6 @@ def test_a_position_started_from_is_named_without_a_copy() -> None:
     alone(d, Ask((*text(1, 8), 5, 6), max_tokens=1, session="b", recovery=8))
     (ck,) = at(d, 8)
     a, b = named(d, "a"), named(d, "b")
-    assert a is not None
-    assert b is not None
     assert a.input == b.input == ck.id
     assert len(notes(d, "saved")) == 1
     d.settle()

@@ -36,7 +36,6 @@ def test_the_oldest_anchor_is_replaced() -> None:
     one = Ask(text(1, 17), max_tokens=1, session="s", anchors=(4, 8, 12, 16))
     alone(d, one)
     record = named(d, "s")
-    assert record is not None
     assert len(record.anchors) == 4
     alone(d, Ask(following(one, 5, 6, 7), max_tokens=1, session="s", anchors=(19,)))
     assert frontiers(d) >= {8, 12, 16, 19}
@@ -51,8 +50,6 @@ def test_an_anchor_is_updated_at_its_position() -> None:
         d.submit(Ask(text(1, 17), max_tokens=1, session=name, anchors=(4, 8, 12, 16)))
     d.drain()
     mine, other = named(d, "a"), named(d, "b")
-    assert mine is not None
-    assert other is not None
     step = Step(d.world)
     saving._enter(step, 1, mine.owner, "anchor", other.anchors[1])
     now = step.record(mine.owner)
@@ -126,8 +123,6 @@ def test_another_session_branches(first: str, second: str) -> None:
     ticket = alone(d, Ask(following(one, 7, 7), max_tokens=1, session=second))
     assert d.lives[ticket].reused == 10
     now = named(d, first)
-    assert now is not None
-    assert parent is not None
     assert now._replace(demand=parent.demand) == parent
     assert len(owners(d)) == 2
     d.settle()
@@ -192,13 +187,11 @@ def test_cancel_loses_only_what_it_took_over() -> None:
     one = Ask(text(1, 9), max_tokens=2, session="s", recovery=8, markers=(8,))
     alone(d, one)
     before = named(d, "s")
-    assert before is not None
     second = d.submit(Ask(following(one, 7, 7), max_tokens=9, session="s"))
     run_until(d, lambda: len(d.lives[second].outputs) > 1)
     d.cancel(second)
     d.drain()
     after = named(d, "s")
-    assert after is not None
     assert (after.owner, after.endpoint, after.input) == (before.owner, 0, before.input)
     assert frontiers(d) == {8}
     assert len(at(d, 8)[0].holders) == 2
@@ -217,7 +210,6 @@ def test_the_larger_publication_order_names_the_session(late: str) -> None:
         d.submit(ask)
     d.drain()
     record = named(d, "s")
-    assert record is not None
     assert record.order == 2
     (other,) = [r for r in d.world.catalog.records.values() if r.owner != record.owner]
     assert (other.order, other.session) == (1, "")
@@ -250,6 +242,10 @@ def test_without_cache_nothing_is_read_or_left() -> None:
     assert len(d.lives[third].outputs) == 3
     assert d.world.catalog == before
     d.settle()
+    off = engine(cache=False)
+    alone(off, one)
+    assert off.world.catalog == Catalog()
+    assert usage(off.world.physical) == usage(initial(d.world.physical.layout))
 
 
 def test_an_empty_record_is_forgotten() -> None:

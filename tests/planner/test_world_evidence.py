@@ -76,7 +76,6 @@ def chain(d: WorldDriver) -> tuple[Ask, Demand]:
     two = Ask(following(one, 7, 7), max_tokens=1, session="s", recovery=4)
     alone(d, two)
     record = named(d, "s")
-    assert record is not None
     return two, record.demand
 
 
@@ -87,7 +86,6 @@ def test_consuming_resets_the_pair_to_its_source() -> None:
     assert demand.proven == 13
     alone(d, Ask((*text(1, 4), 9, 9, 9), max_tokens=1, session="s", recovery=4))
     record = named(d, "s")
-    assert record is not None
     assert record.demand.proven == 4
     assert record.demand.time > demand.time
     d.settle()
@@ -100,14 +98,12 @@ def test_forks_and_their_parents() -> None:
     below = d.submit(Ask((*text(1, 4), 9, 9, 9), max_tokens=2))
     run_until(d, lambda: d.lives[below].phase == "resident")
     parent, child = named(d, "s"), record_of(d, below)
-    assert parent is not None
     assert parent.demand == demand
     assert child.demand.proven == 4
     d.drain()
     past = d.submit(Ask(following(two, 8), max_tokens=2))
     run_until(d, lambda: d.lives[past].phase == "resident")
     parent, child = named(d, "s"), record_of(d, past)
-    assert parent is not None
     assert parent.demand == child.demand
     assert parent.demand.proven == 16
     assert parent.demand.time > demand.time
@@ -138,7 +134,6 @@ def test_finishing_and_saving_refresh_nothing() -> None:
     d.drain()
     assert notes(d, "saved")
     record = named(d, "s")
-    assert record is not None
     assert record.demand == demand
     d.settle()
 
@@ -166,14 +161,12 @@ def test_repeated_computation_promotes_the_input_point() -> None:
     d = engine(pages=20, slots=12, rows=1)
     alone(d, Ask((*text(1, 8), 1, 1, 1), max_tokens=1, recovery=8, session="a"))
     first = named(d, "a")
-    assert first is not None
     assert first.demand == Demand()
     step = Step(d.world)
     step.release(tuple(Edge(o, ck.id) for ck in at(d, 8) for o in ck.holders))  # lost
     d.world = step.freeze()
     alone(d, Ask((*text(1, 8), 2, 2, 2), max_tokens=1, recovery=8, session="b"))
     second = named(d, "b")
-    assert second is not None
     assert second.demand.proven == 8
     assert second.demand.time == repeated_demand(d.world.catalog, identity(text(1, 8)))
     d.settle()
@@ -215,7 +208,6 @@ def test_a_shared_footprint_counts_once() -> None:
         alone(d, Ask(text(k, 16), max_tokens=1, session=name))
     step = heated(d, {"a": 40, "b": 10, "c": 30})
     record = named(d, "a")
-    assert record is not None
     step.retain(record.endpoint, 900)
     entry = Entry(900, record.endpoint, Demand(50, 16))
     step.catalog = step.catalog._replace(entries=step.catalog.entries.set(900, entry))

@@ -111,6 +111,8 @@ def test_reclaim_is_used_in_the_same_cycle_and_a_move_is_waited_for() -> None:
             for e in d.log[before:]
         ]
         assert [m for m in made if m] == ([{RunTransfer}] if host else []) + [{RunDecode}]
+        freed = [e.commands for e in d.log if any(n in e.commands for n in notes(d, "evicted"))]
+        assert [any(isinstance(c, RunDecode) for c in one) for one in freed] == [True] * (not host)
         d.settle()
 
 
@@ -227,7 +229,6 @@ def test_a_result_is_named_before_its_end_is_told() -> None:
     while not commands(d, Ended):
         d.step()
     record = named(d, "s")
-    assert record is not None
     assert at(d, 10)[0].id == record.endpoint
     assert (d.world.residents, d.world.physical.sequences, record.request) == ((), (), 0)
     d.drain()

@@ -1,7 +1,19 @@
 """Where requests start from, and how they wait for it (SRC)."""
 
 import pytest
-from world_cases import alone, asker, at, commands, engine, named, notes, ranked, run_until, text
+from world_cases import (
+    alone,
+    asker,
+    at,
+    commands,
+    engine,
+    named,
+    notes,
+    ranked,
+    record_of,
+    run_until,
+    text,
+)
 
 from planner.physical import usage
 from planner.testing import Ask, WorldDriver
@@ -116,14 +128,12 @@ def test_use_counts_once_the_state_is_installed() -> None:
     third = d.submit(Ask((*text(1, 24), 7, 7), max_tokens=1, session="s"))
     run_until(d, lambda: d.step(transfers=False) and bool(d.transfer))
     record = named(d, "s")
-    assert record is not None
     assert record.demand == Demand()
     assert not d.lives[third].admitted
     while d.transfer:
         d.finish_transfer()
         d.tick()
     record = named(d, "s")
-    assert record is not None
     assert record.demand.proven == 24
     assert d.lives[third].reused == 24
     d.settle()
@@ -190,7 +200,6 @@ def test_a_waited_for_point_outlives_the_catalog() -> None:
     d, third = waiting()
     d.tick()
     former = named(d, "s")
-    assert former is not None
     d.clear_cache()
     assert [s.frontier for s in ranked(d, asker((*text(1, 24), 7, 7)))] == [0]
     run_until(d, lambda: d.lives[third].phase == "resident")
@@ -206,9 +215,13 @@ def test_another_waiter_keeps_the_point() -> None:
     """SRC-16, CAT-17: the first to start branches, so that the other finds it again."""
     d, third = waiting()
     d.tick()
+    former = named(d, "s")
     fourth = d.submit(Ask((*text(1, 24), 8), max_tokens=1, session="s"))
     d.tick()
-    assert hold(d, third)[1] == hold(d, fourth)[1] == at(d, 24)[0].id
+    cid = at(d, 24)[0].id
+    assert hold(d, third)[1] == hold(d, fourth)[1] == cid
+    run_until(d, lambda: d.lives[third].phase == "resident")
+    assert record_of(d, third).owner != former.owner
     d.drain()
     assert (d.lives[third].reused, d.lives[fourth].reused) == (24, 24)
     d.settle()

@@ -65,9 +65,11 @@ def frontiers(d: WorldDriver) -> set[int]:
     return {ck.frontier for ck in d.world.physical.checkpoints.values()}
 
 
-def named(d: WorldDriver, session: str) -> Record | None:
+def named(d: WorldDriver, session: str) -> Record:
     """The record that a session names."""
-    return d.world.catalog.records.get(session_owner(d.world.catalog, session))
+    record = d.world.catalog.records.get(session_owner(d.world.catalog, session))
+    assert record is not None
+    return record
 
 
 def asker(prompt: tuple[int, ...], ticket: int = 1000, session: str = "") -> Request:
