@@ -147,7 +147,7 @@ def resolve(
         layout=layout,
         reservation_bytes=device_reservation(spec, pages),
         prefill_chunk=chunk,
-        chunk_buckets=tuple(sorted({PAGE_TOKENS, chunk})),
+        chunk_buckets=_buckets(chunk),
         policy=config.policy,
         cache=config.cache,
         max_queue=config.max_queue,
@@ -155,6 +155,13 @@ def resolve(
         dtype=dtype,
         seed=config.seed,
     )
+
+
+def _buckets(chunk: int) -> tuple[int, ...]:
+    """Shapes of prefill units: the chunk, less and less below it, and a page; each costs a compilation."""
+    below = (chunk - (chunk >> shift) for shift in (1, 2, 3))
+    fit = {size for size in below if size >= PAGE_TOKENS and size % (PAGE_TOKENS // 2) == 0}
+    return tuple(sorted({PAGE_TOKENS, chunk} | fit))
 
 
 def _pages(config: EngineConfig, spec: LayoutSpec, machine: Machine, reserve: int) -> int:

@@ -67,9 +67,9 @@ def decode(
 def prompt_logprobs(
     params: TextParameters, hidden: Float[Array, "T H"], targets: Int[Array, " T"]
 ) -> PromptLogprobs:
-    """Score given tokens, a page's worth at a time, so that [T, V] is never stored."""
+    """Score given tokens, half a page's worth at a time, so that [T, V] is never stored."""
     T, H = hidden.shape
-    blocks = (hidden.reshape(-1, PAGE_TOKENS, H), targets.reshape(-1, PAGE_TOKENS))
+    blocks = (hidden.reshape(-1, PAGE_TOKENS // 2, H), targets.reshape(-1, PAGE_TOKENS // 2))
     scored = jax.lax.map(
         lambda b: sampler.log_probabilities(trunk.logits(params, b[0]), b[1]), blocks
     )

@@ -20,7 +20,9 @@ def causal_conv(
     for j in range(taps):
         tap = jax.lax.broadcast_in_dim(weight[:, j].astype(jnp.float32), x.shape, (2,))
         total += inputs[:, j : j + tokens].astype(jnp.float32) * tap
-    y = jax.nn.silu(total.astype(x.dtype))
+    y = total.astype(x.dtype)
+    # silu, ending in the division: XLA does not repeat one in each reader of the result, as it would the sums above.
+    y = y / (1.0 + jnp.exp(-jnp.maximum(y, -80.0)))
     last = lengths[:, None] + jnp.arange(taps - 1, dtype=lengths.dtype)[None, :]
     carried = jnp.take_along_axis(inputs, last[:, :, None], axis=1)
     return y, carried.astype(window.dtype)

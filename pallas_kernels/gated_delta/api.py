@@ -47,7 +47,7 @@ def gated_delta_chunked(
     *,
     implementation: Implementation = None,
 ) -> tuple[Float[Array, "B T nv dv"], Float[Array, "B nv dk dv"]]:
-    """The gated delta rule over T tokens in chunks of 64, continuing from `state`.
+    """The gated delta rule over T tokens in chunks of 64 or 32, continuing from `state`.
 
     Args:
       q, k, v, g, beta: as in `gated_delta_step`, with a token axis.

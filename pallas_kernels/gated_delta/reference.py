@@ -4,8 +4,8 @@ Per value head the state M [dk, dv] follows, token by token,
 
     M <- exp(g) M;   M <- M + k (beta (v - k^T M))^T;   o = q^T M
 
-The chunked form computes the same for 64 tokens at a time: inside a chunk the corrections form a unit lower
-triangular system, between chunks only the state is carried.
+The chunked form computes the same for 64 tokens at a time (32 for small heads): inside a chunk the corrections form a
+unit lower triangular system, between chunks only the state is carried.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-CHUNK = 64
 _L2_EPS = 1e-6
 _EXACT = jax.lax.Precision.HIGHEST
+
+
+def _chunk(dk: int) -> int:
+    """Tokens of a chunk. What a chunk computes within itself grows with its length, what the state takes with dk."""
+    return 32 if dk <= 32 else 64
 
 
 def _l2_normalised(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
@@ -55,7 +59,7 @@ def _running_sums(g: Float[Array, "*n C"]) -> tuple[Float[Array, "*n C"], Float[
     """
     g = jnp.maximum(g, -1000.0)  # exp(-1000) is 0, and the coarse sums stay below 2^16
     coarse = jnp.round(g * 256.0) / 256.0
-    ones = jnp.triu(jnp.ones((CHUNK, CHUNK), g.dtype))
+    ones = jnp.triu(jnp.ones((g.shape[-1], g.shape[-1]), g.dtype))
     return (
         jnp.matmul(coarse, ones, precision=_EXACT),
         jnp.matmul(g - coarse, ones, precision=_EXACT),
@@ -69,14 +73,14 @@ def _inverse_unit_lower(a: Float[Array, "*n C C"]) -> Float[Array, "*n C C"]:
     keys, where entries of the powers grow like binomials; then blocks are merged in pairs,
     [[P, 0], [R, Q]]^-1 = [[P', 0], [-Q' R P', Q']].
     """
-    size = 8
+    size, whole = 8, a.shape[-1]
 
     def times(x: Array, y: Array) -> Array:
         return jnp.matmul(x, y, precision=_EXACT)
 
     def tiles(below: int) -> Array:
         """Every block of the given size that stands `below` (0 or 1) blocks under the diagonal, in steps of a pair."""
-        starts = range(below * size, CHUNK, (1 + below) * size)
+        starts = range(below * size, whole, (1 + below) * size)
         return jnp.stack(
             [a[..., i : i + size, i - below * size : i + size - below * size] for i in starts],
             axis=-3,
@@ -86,7 +90,7 @@ def _inverse_unit_lower(a: Float[Array, "*n C C"]) -> Float[Array, "*n C C"]:
     eye = jnp.broadcast_to(jnp.eye(size, dtype=a.dtype), block.shape)
     second = times(block, block)
     inverse = times(times(eye - block, eye + second), eye + times(second, second))
-    while size < CHUNK:
+    while size < whole:
         first, last = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         corner = -times(last, times(tiles(below=1), first))
         top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
@@ -105,10 +109,11 @@ def chunked(
     lengths: Int[Array, " B"],
 ) -> tuple[Float[Array, "B T nv dv"], Float[Array, "B nv dk dv"]]:
     """See `api.gated_delta_chunked`."""
-    B, T, nk, _ = q.shape
+    B, T, nk, dk = q.shape
     nv, dv = v.shape[2], v.shape[3]
     r = nv // nk
-    n = -(-T // CHUNK)
+    C = _chunk(dk)
+    n = -(-T // C)
 
     # A token past the row's length writes nothing and decays nothing.
     valid = jnp.arange(T, dtype=lengths.dtype)[None, :, None] < lengths[:, None, None]
@@ -116,8 +121,8 @@ def chunked(
     beta = jnp.where(valid, beta, 0.0)
 
     def chunks(x: Float[Array, "B T heads *d"]) -> Float[Array, "n B heads C *d"]:
-        x = jnp.pad(x, [(0, 0), (0, n * CHUNK - T)] + [(0, 0)] * (x.ndim - 2))
-        x = x.reshape(B, n, CHUNK, *x.shape[2:])
+        x = jnp.pad(x, [(0, 0), (0, n * C - T)] + [(0, 0)] * (x.ndim - 2))
+        x = x.reshape(B, n, C, *x.shape[2:])
         return jnp.moveaxis(jnp.moveaxis(x, 3, 2), 1, 0)
 
     def per_value_head(x: Float[Array, "n B nk *d"]) -> Float[Array, "n B nv *d"]:
@@ -127,7 +132,7 @@ def chunked(
     vc, bc = chunks(v.astype(jnp.float32)), chunks(beta)[..., None]
     gc = chunks(g)
 
-    row = jnp.arange(CHUNK)
+    row = jnp.arange(C)
     lower = row[:, None] >= row[None, :]
     strict = (row[:, None] > row[None, :])[None, None, None]
     coarse, fine = _running_sums(gc)
@@ -155,10 +160,10 @@ def chunked(
     def one_chunk(M: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
         u, reads_state, reads_fresh, keep = x
         recalled = jnp.matmul(reads_state, M, precision=_EXACT)
-        fresh = u - recalled[..., :CHUNK, :]
+        fresh = u - recalled[..., :C, :]
         read = jnp.matmul(reads_fresh, fresh, precision=_EXACT)
-        return keep * M + read[..., CHUNK:, :], recalled[..., CHUNK:, :] + read[..., :CHUNK, :]
+        return keep * M + read[..., C:, :], recalled[..., C:, :] + read[..., :C, :]
 
     state, out = jax.lax.scan(one_chunk, state, (u, reads_state, reads_fresh, keep))
-    out = jnp.moveaxis(jnp.moveaxis(out, 0, 1), 2, 3).reshape(B, n * CHUNK, nv, dv)
+    out = jnp.moveaxis(jnp.moveaxis(out, 0, 1), 2, 3).reshape(B, n * C, nv, dv)
     return out[:, :T], state

@@ -56,10 +56,14 @@ def all_experts(
     """Every expert on every token, unchosen ones weighted by zero: two large products, E / k times the arithmetic."""
     n, E = x.shape[0], gate_up.shape[0]
     share = jnp.zeros((n, E), x.dtype).at[jnp.arange(n)[:, None], experts].add(weights)
-    h = jnp.einsum(
-        "nh,efh->nef", x, gate_up, precision=_EXACT, preferred_element_type=jnp.float32
+    h = jax.lax.dot_general(
+        x,
+        gate_up.reshape(-1, x.shape[1]),
+        (((1,), (1,)), ((), ())),
+        precision=_EXACT,
+        preferred_element_type=jnp.float32,
     ).astype(x.dtype)
-    gate, up = jnp.split(h, 2, axis=-1)
+    gate, up = jnp.split(h.reshape(n, E, -1), 2, axis=-1)
     chosen = (share > 0)[:, :, None]  # a product with zero would let an overflow through as NaN
     weighted = jnp.where(chosen, jax.nn.silu(gate) * up * share[:, :, None], 0)
     return jnp.einsum(
