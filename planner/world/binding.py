@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from planner.checkpoints import Identity
-from planner.errors import BusyError, PlannerError
+from planner.errors import BusyError
 from planner.physical import Result, sequence
-from planner.plans import Bind, Edge, PageRange, Pause, Plan, Target
-from planner.retention import Discard
+from planner.plans import Bind, Edge, Plan, Target
 from planner.transactions import assess
 from planner.world import records
-from planner.world.commands import Admitted, Paused, Resumed
-from planner.world.eviction import FOREVER, Gaps, Rights, relieve
+from planner.world.commands import Admitted, Resumed
+from planner.world.eviction import Gaps, Rights, relieve
+from planner.world.prefixes import divergence, prepare_saves
 from planner.world.records import Demand, Record
 from planner.world.requests import (
     Request,
     Resident,
-    Save,
     chunk_end,
     ledger,
-    opportunities,
     token_at,
 )
 from planner.world.sources import Source, sources
@@ -94,50 +90,6 @@ def start(step: Step, plan: Plan, job: Job) -> None:
 
 
 # Admission and resume
-
-
-def prepare_saves(step: Step, request: Request) -> Request:
-    """The opportunities and splits of a request, fixed once it is admitted.
-
-    Where the prompt leaves an earlier one, at the last page boundary before, a shared entry may be
-    saved although nobody asked: two different inputs have computed that far (EV-05).
-    """
-    if request.admitted:
-        return request
-    if not (request.spec.cache and step.config.cache):
-        return replace(request, stops=request.spec.splits)
-    config, prompt = step.config, request.spec.prompt
-    saves = {s.frontier: s for s in opportunities(request.spec, config.anchors, config.markers)}
-    page = step.physical.layout.page_tokens
-    leave = divergence(step, prompt) // page * page
-    if leave and leave not in saves and leave < prompt.frontier:
-        known = any(
-            ck.frontier == leave and prompt.tokens.startswith(ck.identity.tokens)
-            for ck in step.physical.checkpoints.values()
-        )
-        if not known:
-            saves[leave] = Save(leave, ("shared",), observed=True)
-    ordered = tuple(saves[f] for f in sorted(saves))
-    stops = tuple(sorted({*saves, *request.spec.splits}))
-    return replace(request, saves=ordered, stops=stops)
-
-
-def divergence(step: Step, prompt: Identity) -> int:
-    """The longest prefix that ``prompt`` shares with an earlier input or a saved point, itself at most."""
-    known = (*step.catalog.recent, *(ck.identity for ck in step.physical.checkpoints.values()))
-    best = 0
-    for other in known:
-        longer = prompt.tokens[: 4 * best + 4]
-        if other.tokens.startswith(longer) and other.mode == prompt.mode:
-            best = common_tokens(prompt.tokens, other.tokens)
-    return min(best, prompt.frontier - 1)
-
-
-def common_tokens(a: bytes, b: bytes) -> int:
-    """Length in tokens of the common prefix of two int32 byte strings."""
-    n = min(len(a), len(b)) // 4
-    differ = np.frombuffer(a, "<i4", n) != np.frombuffer(b, "<i4", n)
-    return int(differ.argmax()) if differ.any() else n
 
 
 def retired_points(step: Step, source: Source, prompt: Identity) -> tuple[Edge, ...]:
@@ -392,49 +344,3 @@ def end_without_lane(step: Step, request: Request) -> None:
         edges.append(Edge(request.holder, request.snapshot))
     step.release(tuple(edges))
     step.end(request, "cancelled")
-
-
-# Pause
-
-
-def pause(step: Step, resident: Resident) -> None:
-    """Take a drained resident off: as a Snapshot where it fits, else for Replay (PR-02..04)."""
-    request = step.request(resident.request)
-    q = sequence(step.physical, resident.sequence)
-    plan = None
-    if step.demote and q.position and not q.source and step.physical.layout.host_bytes:
-        pages = tuple(
-            PageRange(k, hid, h.base, h.blocks)
-            for k, (pool, hid) in enumerate(zip(step.physical.pools, q.histories, strict=True))
-            if (h := pool.histories.get(hid)) is not None and h.blocks > h.base
-        )
-        identity = step.ledger(resident).prefix(q.position)
-        target = Target(Pause(q.id, step.next_owner, identity, True, pages))
-        rights = Rights(reused_before=FOREVER, snapshots=request.id, demote=False)
-        try:
-            plan = feasible(step, target, rights)
-        except PlannerError:
-            plan = None
-    request = replace(request, outputs=resident.outputs, frontier=max(q.position, resident.replay))
-    step.put(request)
-    if plan is None:
-        step.apply(Discard(q.id))
-        leave(step, resident, "replay")
-        return
-    give_up(step, plan, resident.pausing)
-    start(step, plan, Job("pause", request.id, holder=step.new_owner()))
-
-
-def leave(step: Step, resident: Resident, form: str, snapshot: int = 0, holder: int = 0) -> None:
-    """The lane is free; the request joins the paused queue."""
-    request = step.request(resident.request)
-    step.residents = [r for r in step.residents if r.request != resident.request]
-    step.paused = tuple(sorted({*step.paused, request.id}))
-    step.put(replace(request, phase="paused", snapshot=snapshot, holder=holder))
-    assert form in ("snapshot", "replay")
-    step.commands.append(Paused(request.id, form, resident.pausing))  # type: ignore[arg-type]
-    step.note(request.id, "paused", f"as {form}, to let request {resident.pausing} go on")
-    step.scan = True
-    step.recover |= step.paused[0] < request.id  # its own pause brings nobody back (SCH-15)
-    if request.cancelled:
-        end_without_lane(step, step.request(request.id))

@@ -10,7 +10,7 @@ from planner.plans import Edge, Plan, Target
 from planner.retention import Release
 from planner.transactions import assess
 from planner.units import Launch, Reserve, RowTokens
-from planner.world import binding, saving
+from planner.world import binding, pausing, saving
 from planner.world.commands import DecodeRow, RunDecode, RunPrefill
 from planner.world.eviction import FOREVER, Gaps, Rights, relieve
 from planner.world.requests import Resident, chunk_end, token_at
@@ -80,7 +80,7 @@ def settle(step: Step) -> bool:
         resident = step.resident(job.request)
         assert resident is not None
         if committed:
-            binding.leave(step, resident, "snapshot", result.published, job.holder)
+            pausing.leave(step, resident, "snapshot", result.published, job.holder)
             return True
     if not committed and result.outcome.endswith("failed"):
         step.demote = False
@@ -113,7 +113,7 @@ def _end_cancelled(step: Step) -> bool:
 def _pause_drained(step: Step) -> bool:
     for resident in step.residents:
         if resident.pausing and not resident.units and not resident.ending:
-            binding.pause(step, resident)
+            pausing.pause(step, resident)
             return True
     return False
 
