@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import replace
 
 from planner.errors import PlannerError
-from planner.physical import Result, sequence
+from planner.physical import Result, sequence, usage
 from planner.plans import Capture, Edge, Plan, Target
 from planner.reclaim import reclaim
 from planner.retention import Discard, Finish
@@ -210,6 +210,10 @@ def rebalance(step: Step) -> None:
     owners.sort(reverse=True)
     s = step.physical
     limits = (*(p.capacity for p in s.pools), len(s.states.slots))
+
+    taken = usage(s)
+    if all(4 * n <= 3 * c for n, c in zip((*taken.pages, taken.slots), limits, strict=True)):
+        return  # no part of it can be more
 
     def exceeds(last: int) -> bool:
         points = {c: step.checkpoint(c) for _, _, cids in owners[: last + 1] for c in cids}
