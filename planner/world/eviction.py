@@ -301,8 +301,6 @@ class _Search:
             missing = self.missing()
             if not missing or (name and name not in missing):
                 return
-            if self._covered(point, missing):
-                continue
             if not self._affordable({point.checkpoint.id}):
                 return
             self._drop_demotions(point)
@@ -319,14 +317,6 @@ class _Search:
                 name, count = pool.name, len(kv.leases(pages))
             out[name] = out.get(name, 0) + count
         return out
-
-    def _covered(self, point: Point, missing: Gaps) -> bool:
-        """Whether deleting it would free nothing that its demotions do not free already (RC-10)."""
-        moves = self._moves(point)
-        if not moves:
-            return False
-        freed = _freed(self.step.physical, list(point.edges))
-        return all(freed.get(name, 0) <= moves.get(name, 0) for name in missing)
 
     def _drop_demotions(self, point: Point) -> None:
         """A point that goes needs no move."""
