@@ -85,6 +85,8 @@ class OrbaxWriter:
         path = (self.folder / self._group()).absolute()
         path.parent.mkdir(exist_ok=True)
         self._checkpointer.save(path, args=ocp.args.PyTreeSave(self._tree))
+        # Its text names the folder of this machine, and the artifact appears in one piece anyway.
+        (path / "commit_success.txt").unlink(missing_ok=True)
         self._tree, self._bytes = {}, 0
         self._groups += 1
 
