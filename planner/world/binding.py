@@ -1,4 +1,4 @@
-"""Making requests resident, for the first time or again, and taking them off (SRC, CAT, PR)."""
+"""Making requests resident, for the first time or again (SRC, CAT)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def free_lanes(step: Step) -> int:
     return step.physical.layout.concurrency - len(step.physical.sequences)
 
 
-def feasible(step: Step, target: Target, rights: Rights) -> Plan | None:
-    """A plan for ``target``, with whatever the rights allow given up for it; None: not now."""
+def feasible(step: Step, target: Target, rights: Rights | None) -> Plan | None:
+    """A plan for ``target``, with whatever the rights allow given up for it (None: nothing); None: not now."""
     wanted: Gaps = {}
     base = target
     for _ in range(ROUNDS):
@@ -44,6 +44,8 @@ def feasible(step: Step, target: Target, rights: Rights) -> Plan | None:
             return None
         if isinstance(verdict, Plan):
             return verdict
+        if rights is None:
+            return None
         for name, n in verdict.gaps:
             wanted[name] = wanted.get(name, 0) + n
         relief = relieve(step, wanted, rights)
@@ -59,11 +61,10 @@ def feasible(step: Step, target: Target, rights: Rights) -> Plan | None:
     return None
 
 
-def give_up(step: Step, plan: Plan, beneficiary: int) -> None:
-    """Say what a plan that is about to start gives up, before the edges are gone."""
-    who = f"request {beneficiary}" if beneficiary else "the pool"
-    edges = set(plan.target.release)
-    for cid in dict.fromkeys(e.checkpoint for e in plan.target.release):
+def give_up(step: Step, edges: tuple[Edge, ...], beneficiary: int) -> None:
+    """Say which points end with these edges, before they are gone."""
+    who = f"request {beneficiary}"
+    for cid in dict.fromkeys(e.checkpoint for e in edges):
         ck = step.checkpoint(cid)
         if ck is None or any(Edge(o, cid) not in edges for o in ck.holders):
             continue  # somebody keeps it
@@ -118,7 +119,7 @@ def try_bind(step: Step, request: Request, rights: Rights, *, all_sources: bool 
     request = prepare_saves(step, request)
     step.put(request)
     prompt = ledger(request.spec.prompt, request.outputs)
-    limit = max(request.frontier, 0) if resume else request.prompt_length - 1
+    limit = request.frontier if resume else request.prompt_length - 1
     ranked = sources(step, request, prompt, limit)
     if resume and request.snapshot:
         ranked = [Source(0, 0, request.frontier, False, False, 0, request.snapshot), *ranked]
@@ -130,7 +131,7 @@ def try_bind(step: Step, request: Request, rights: Rights, *, all_sources: bool 
         plan = _plan(step, request, source, prompt, rights)
         if plan is None:
             continue
-        give_up(step, plan, request.id)
+        give_up(step, plan.target.release, request.id)
         _open(step, request, source, plan)
         return True
     if not resume:
@@ -189,8 +190,7 @@ def _open(step: Step, request: Request, source: Source, plan: Plan) -> None:
     job = Job("bind", request.id, bind.owner, source.checkpoint, retire=bind.retire)
     step.waiting = tuple(t for t in step.waiting if t != request.id)
     step.put(replace(request, phase="binding", source=source.checkpoint))
-    record = step.record(bind.owner)
-    record = record or Record(bind.owner, request.spec.session)
+    record = step.record(bind.owner) or Record(bind.owner, request.spec.session)
     step.put_record(record._replace(request=request.id))
     start(step, plan, job)
 
@@ -241,7 +241,7 @@ def adopt(step: Step, job: Job, result: Result) -> None:
     else:
         step.commands.append(Admitted(request.id, resident.lane, q.position, job.source))
         _explain(step, request, q.position)
-        if spec.cache and step.config.cache:
+        if step.caches(request):
             recent = (*step.catalog.recent, spec.prompt)[-LOOK_BACK:]
             step.catalog = step.catalog._replace(recent=recent)
         for ticket in step.waiting:
@@ -272,8 +272,7 @@ def _credit(step: Step, job: Job, request: Request, position: int) -> None:
     for owner in ck.holders if ck is not None else ():
         entry, parent = step.catalog.entries.get(owner), step.record(owner)
         if entry is not None:
-            entries = step.catalog.entries.set(owner, entry._replace(demand=demand))
-            step.catalog = step.catalog._replace(entries=entries)
+            step.put_entry(entry._replace(demand=demand))
         elif parent is not None and owner != job.owner and position >= parent.demand.proven:
             step.put_record(parent._replace(demand=demand))
 
@@ -282,7 +281,7 @@ def _explain(step: Step, request: Request, reused: int) -> None:
     """Say where a request started and why not deeper."""
     prompt, total = request.spec.prompt, request.prompt_length
     step.note(request.id, "source", f"reuses {reused} of {total} prompt tokens")
-    if not (request.spec.cache and step.config.cache):
+    if not step.caches(request):
         step.note(request.id, "miss", "its cache mode is off: it starts from root")
         return
     best = divergence(step, prompt)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from planner.errors import BusyError, ShortageError
 from planner.physical import sequence
-from planner.plans import Edge, Plan, Target
+from planner.plans import Plan, Target
 from planner.retention import Release
 from planner.transactions import assess
 from planner.units import Launch, Reserve, RowTokens
@@ -133,7 +133,7 @@ def _save(step: Step) -> bool:
 
 def _permits(step: Step) -> tuple[list[Resident], Resident | None]:
     """The rows that may decode now, and the one that may prefill, each with its pages reserved."""
-    frozen = step.physical.transaction.frozen if step.physical.transaction else ()
+    frozen = _frozen(step)
     decode: list[Resident] = []
     prefill: list[Resident] = []
     for r in step.residents:
@@ -149,6 +149,11 @@ def _permits(step: Step) -> tuple[list[Resident], Resident | None]:
         if _permit(step, r, _prefill_end(step, r)):
             return decode, r
     return decode, None
+
+
+def _frozen(step: Step) -> tuple[int, ...]:
+    """Sequences that the open transaction holds still (TX-18)."""
+    return step.physical.transaction.frozen if step.physical.transaction else ()
 
 
 def _may_decode(step: Step, r: Resident) -> bool:
@@ -215,48 +220,36 @@ def _make_room(step: Step, r: Resident, gaps: Gaps) -> bool:
     rights = Rights(reused_before=FOREVER, waiters=0, snapshots=r.request, demote=step.demote)
     relief = relieve(step, gaps, rights)
     if relief is None:
-        return _choose_victim(step, r)
+        _choose_victim(step, r)
+        return False
     if not relief.demote:
         edges = tuple(e for e in relief.release if step.holds(e))
-        for cid in dict.fromkeys(e.checkpoint for e in edges):
-            _evicted(step, cid, edges, r.request)
+        binding.give_up(step, edges, r.request)
         step.apply(Release(edges))
         binding.commit_release(step, edges)
-        step.scan = step.recover = True
+        step.capacity_event()
         return True
     try:
         plan = assess(step.physical, Target(None, release=relief.release, demote=relief.demote))
     except BusyError:
         return False
     if isinstance(plan, Plan):
-        binding.give_up(step, plan, r.request)
+        binding.give_up(step, relief.release, r.request)
         binding.start(step, plan, Job("demote", r.request))
         return settle(step)
     step.demote = False  # the proposal was too optimistic; delete instead
     return False
 
 
-def _evicted(step: Step, cid: int, edges: tuple[Edge, ...], beneficiary: int) -> None:
-    ck = step.checkpoint(cid)
-    if ck is not None and all(Edge(o, cid) in edges for o in ck.holders):
-        step.lose(cid, f"evicted to make room for request {beneficiary}")
-        step.note(
-            beneficiary,
-            "evicted",
-            f"checkpoint {cid} at {ck.frontier} tokens for request {beneficiary}",
-        )
-
-
-def _choose_victim(step: Step, r: Resident) -> bool:
+def _choose_victim(step: Step, r: Resident) -> None:
     """The oldest resident may pause the youngest; anybody else waits for it (SCH-10, SCH-11)."""
     if any(o.request < r.request for o in step.residents):
-        return False
+        return
     for victim in reversed(step.residents):
         recovering = sequence(step.physical, victim.sequence).recovery >= 0
         if victim.request > r.request and not recovering:
             step.put_resident(victim._replace(pausing=r.request))
-            return False
-    return False
+            return
 
 
 # Recovery and admission
@@ -291,7 +284,6 @@ def _recover(step: Step) -> bool:
 def _scan(step: Step) -> bool:
     """Inspect the head of the queue and at most C later requests (SCH-06..09)."""
     concurrency = step.physical.layout.concurrency
-    blocked = 0
     for ticket in step.waiting[: concurrency + 1]:
         request = step.requests.get(ticket)
         if request is None or request.phase != "waiting":
@@ -301,7 +293,6 @@ def _scan(step: Step) -> bool:
             break
         if binding.try_bind(step, request, rights):
             return True
-        blocked += 1
         step.note(ticket, "blocked", "no state slot or pages for its first unit yet")
         if step.request(ticket).bypassed >= concurrency:
             break  # its credit is used up: nobody younger passes (SCH-06)
@@ -346,9 +337,11 @@ def _launch(step: Step, decode: list[Resident], prefill: Resident | None) -> boo
 def _lost_permit(step: Step, r: Resident) -> bool:
     """A row that was chosen to pause, or whose fork may not settle now, sits this cycle out."""
     now = step.resident(r.request)
-    frozen = step.physical.transaction.frozen if step.physical.transaction else ()
     return (
-        now is None or bool(now.pausing) or r.sequence in frozen or _blocked_by_transaction(step, r)
+        now is None
+        or bool(now.pausing)
+        or r.sequence in _frozen(step)
+        or _blocked_by_transaction(step, r)
     )
 
 

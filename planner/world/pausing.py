@@ -40,7 +40,7 @@ def pause(step: Step, resident: Resident) -> None:
         step.apply(Discard(q.id))
         leave(step, resident, "replay")
         return
-    give_up(step, plan, resident.pausing)
+    give_up(step, plan.target.release, resident.pausing)
     start(step, plan, Job("pause", request.id, holder=step.new_owner()))
 
 

@@ -19,7 +19,7 @@ def prepare_saves(step: Step, request: Request) -> Request:
     """
     if request.admitted:
         return request
-    if not (request.spec.cache and step.config.cache):
+    if not step.caches(request):
         return replace(request, stops=request.spec.splits)
     config, prompt = step.config, request.spec.prompt
     saves = {s.frontier: s for s in opportunities(request.spec, config.anchors, config.markers)}
@@ -31,7 +31,7 @@ def prepare_saves(step: Step, request: Request) -> Request:
             for ck in step.physical.checkpoints.values()
         )
         if not known:
-            saves[leave] = Save(leave, ("shared",), observed=True)
+            saves[leave] = Save(leave, ("shared",))
     ordered = tuple(saves[f] for f in sorted(saves))
     stops = tuple(sorted({*saves, *request.spec.splits}))
     return replace(request, saves=ordered, stops=stops)

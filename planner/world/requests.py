@@ -15,14 +15,10 @@ SaveKind = Literal["input", "anchor", "shared"]
 
 
 class Save(NamedTuple):
-    """An opportunity: a frontier at which a capture may be tried (CAPT-01).
-
-    ``observed``: nobody asked for it; the prompt leaves an earlier one there.
-    """
+    """An opportunity: a frontier at which a capture may be tried (CAPT-01)."""
 
     frontier: int
     kinds: tuple[SaveKind, ...]
-    observed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,7 @@ class Resident(NamedTuple):
 
     ``position`` counts the tokens launched (committed or in flight), ``asked`` the outputs launched;
     ``units`` are in flight, oldest first. Positions below ``replay`` run for the second time.
-    ``blocks`` of the table row are published. ``reserved``: a permit is held.
+    ``blocks`` of the table row are published.
     """
 
     request: int

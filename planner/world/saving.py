@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
+from typing import Literal
 
+from planner import state_images
 from planner.errors import PlannerError
 from planner.physical import Result, sequence, usage
 from planner.plans import Capture, Edge, Plan, Target
 from planner.reclaim import reclaim
 from planner.retention import Discard, Finish
 from planner.world import records
-from planner.world.binding import commit_release, feasible, give_up, start
+from planner.world.binding import drop_point, feasible, give_up, start
 from planner.world.eviction import Rights
 from planner.world.records import Demand, Entry, Record
-from planner.world.requests import Request, Resident, Save, SaveKind
+from planner.world.requests import Request, Resident, Save, SaveKind, token_at
 from planner.world.step import Job, Step
 
 
@@ -58,7 +60,7 @@ def save(step: Step, resident: Resident) -> None:
         return
     if owner == step.next_owner:
         step.new_owner()
-    give_up(step, plan, request.id)
+    give_up(step, plan.target.release, request.id)
     start(step, plan, Job("capture", request.id, owner, save=here._replace(kinds=kinds)))
 
 
@@ -82,18 +84,17 @@ def _without_existing(
         if cid not in (request.source, record.input) and not own:
             continue  # another computation of the same tokens is never joined (CK-06)
         for kind in tuple(left):
-            _enter(step, request.id, request.owner, kind, cid)
+            _enter(step, request.owner, kind, cid)
             left.remove(kind)
     return tuple(left)
 
 
-def _enter(step: Step, ticket: int, owner: int, kind: str, cid: int) -> None:
+def _enter(step: Step, owner: int, kind: SaveKind, cid: int) -> None:
     """Name a checkpoint in the catalog; what it replaces is let go."""
     if kind == "shared":
         public = step.new_owner()
         step.retain(cid, public)
-        entry = Entry(public, cid, Demand(), step.tick())
-        step.catalog = step.catalog._replace(entries=step.catalog.entries.set(public, entry))
+        step.put_entry(Entry(public, cid, Demand(), step.tick()))
         return
     step.retain(cid, owner)
     record = step.record(owner)
@@ -110,9 +111,7 @@ def _enter(step: Step, ticket: int, owner: int, kind: str, cid: int) -> None:
     step.put_record(record._replace(published=step.tick()))
     if gone and gone not in record.points:
         step.lose(gone, f"replaced by a later {kind} point of the same history")
-        edges = (Edge(owner, gone),)
-        step.release(edges)
-        commit_release(step, edges)
+        step.release((Edge(owner, gone),))
 
 
 def _same(step: Step, a: int, b: int) -> bool:
@@ -128,13 +127,16 @@ def _capture(step: Step, request: Request, here: Save, owner: int) -> Plan | Non
     record = step.record(request.owner)
     old = record.input if record is not None and "input" in here.kinds else 0
     outdated = (Edge(request.owner, old),) if old and owner == request.owner else ()
-    nothing = Rights(demote=False, protect=_everything(step))
-    allowed = _rights(step, request, here)
-    for place, rights in (("device", nothing), ("host", nothing), ("device", allowed)):
+    tries: tuple[tuple[Literal["device", "host"], Rights | None], ...] = (
+        ("device", None),
+        ("host", None),
+        ("device", _rights(step, request, here)),
+    )
+    for place, rights in tries:
         if place == "host" and not step.physical.layout.host_bytes:
             continue
         for release in ((), outdated) if outdated else ((),):
-            capture = Capture(resident.sequence, owner, identity, place)  # type: ignore[arg-type]
+            capture = Capture(resident.sequence, owner, identity, place)
             try:
                 plan = feasible(step, Target(capture, release=release), rights)
             except PlannerError:
@@ -142,10 +144,6 @@ def _capture(step: Step, request: Request, here: Save, owner: int) -> Plan | Non
             if plan is not None:
                 return plan
     return None
-
-
-def _everything(step: Step) -> frozenset[int]:
-    return frozenset(cid for cid, _ in step.physical.checkpoints.items())
 
 
 def _rights(step: Step, request: Request, here: Save) -> Rights:
@@ -169,16 +167,14 @@ def captured(step: Step, job: Job, result: Result) -> None:
     request = step.request(job.request)
     ck = step.checkpoint(cid)
     assert ck is not None
-    where = "Device" if step.physical.states.images.get(ck.image).slot else "Host"  # type: ignore[union-attr]
+    where = "Device" if state_images.image(step.physical.states, ck.image).slot else "Host"
     kinds = job.save.kinds
     step.note(request.id, "saved", f"{'+'.join(kinds)} point at {ck.frontier} tokens, on {where}")
     if job.owner != request.owner:
-        demand = Demand()
-        entry = Entry(job.owner, cid, demand, step.tick())
-        step.catalog = step.catalog._replace(entries=step.catalog.entries.set(job.owner, entry))
+        step.put_entry(Entry(job.owner, cid, Demand(), step.tick()))
     else:
         for kind in kinds:
-            _enter(step, request.id, request.owner, kind, cid)
+            _enter(step, request.owner, kind, cid)
         _promote(step, request, cid)
     resident = step.resident(request.id)
     if resident is not None:
@@ -227,8 +223,7 @@ def rebalance(step: Step) -> None:
         if record is not None:
             step.put_record(record._replace(demand=Demand()))
         elif entry is not None:
-            entries = step.catalog.entries.set(owner, entry._replace(demand=Demand()))
-            step.catalog = step.catalog._replace(entries=entries)
+            step.put_entry(entry._replace(demand=Demand()))
 
 
 def finish(step: Step, resident: Resident) -> None:
@@ -236,20 +231,12 @@ def finish(step: Step, resident: Resident) -> None:
     request = step.request(resident.request)
     q = sequence(step.physical, resident.sequence)
     keep = (
-        resident.ending == "finished"
-        and request.spec.cache
-        and step.config.cache
-        and not q.source
-        and q.position > 0
+        resident.ending == "finished" and step.caches(request) and not q.source and q.position > 0
     )
     if keep:
-        identity = step.ledger(resident).prefix(q.position)
-        following = step.ledger(resident)
-        after = -1
-        if following.frontier > q.position:
-            start_of = following.tokens[4 * q.position : 4 * q.position + 4]
-            after = int.from_bytes(start_of, "little", signed=True)
-        step.apply(Finish(q.id, request.owner, identity, after))
+        whole = step.ledger(resident)
+        after = token_at(whole.tokens, q.position) if whole.frontier > q.position else -1
+        step.apply(Finish(q.id, request.owner, whole.prefix(q.position), after))
         assert step.physical.result is not None
         _publish(step, request, step.physical.result.published)
         rebalance(step)
@@ -258,7 +245,7 @@ def finish(step: Step, resident: Resident) -> None:
         if resident.ending == "failed":
             _drop_everything(step, request)
     step.residents = [r for r in step.residents if r.request != resident.request]
-    if not (request.spec.cache and step.config.cache):
+    if not step.caches(request):
         _forget_record(step, request)
     step.end(request, resident.ending or "finished")
 
@@ -297,12 +284,6 @@ def _drop_everything(step: Step, request: Request) -> None:
     record = step.record(request.owner)
     cids = {*(record.points if record is not None else ()), request.source} - {0}
     for cid in sorted(cids):
-        ck = step.checkpoint(cid)
-        if ck is None or ck.readers:
-            continue
-        step.lose(
-            cid, "dropped because a request that used it produced numbers that are not finite"
+        drop_point(
+            step, cid, "dropped because a request that used it produced numbers that are not finite"
         )
-        edges = tuple(Edge(o, cid) for o in ck.holders)
-        step.release(edges)
-        commit_release(step, edges)

@@ -65,7 +65,7 @@ def sources(step: Step, request: Request, prompt: Identity, limit: int) -> list[
     """
     cost = step.config.cost
     root = Source(cost.prefill_ns(0, limit), 0, 0, False, False, 0, 0)
-    if not (request.spec.cache and step.config.cache):
+    if not step.caches(request):
         return [root]
     named = session_owner(step.catalog, request.spec.session) if request.spec.session else 0
     found = [root]

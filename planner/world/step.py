@@ -18,7 +18,7 @@ from planner.retention import Release, Retain
 from planner.transactions import Advance, Start
 from planner.world.commands import Command, Ended, Note, PublishTable, RunTransfer
 from planner.world.config import WorldConfig
-from planner.world.records import Catalog, Lost, Record, unbind
+from planner.world.records import Catalog, Entry, Lost, Record, unbind
 from planner.world.requests import Request, Resident, Save, ledger
 
 LOST = 64
@@ -177,6 +177,14 @@ class Step:
             return
         self.catalog = self.catalog._replace(records=self.catalog.records.set(record.owner, record))
 
+    def put_entry(self, entry: Entry) -> None:
+        """Add or replace a shared entry."""
+        self.catalog = self.catalog._replace(entries=self.catalog.entries.set(entry.owner, entry))
+
+    def caches(self, request: Request) -> bool:
+        """Whether a request may read the cache and leave something in it (CAT-22, CAT-23)."""
+        return request.spec.cache and self.config.cache
+
     def retain(self, cid: int, owner: int) -> None:
         """One more owner of a checkpoint."""
         ck = self.physical.checkpoints.get(cid)
@@ -196,7 +204,7 @@ class Step:
         return ck is not None and edge.owner in ck.holders
 
     def forget(self, edges: tuple[Edge, ...]) -> None:
-        """Take released edges out of records, entries, waiters and snapshots."""
+        """Take released edges out of records and entries."""
         for owner, cid in edges:
             record = self.catalog.records.get(owner)
             if record is not None:

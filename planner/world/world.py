@@ -5,10 +5,9 @@ from __future__ import annotations
 from planner.errors import IllegalError
 from planner.physical import initial
 from planner.plans import Edge
-from planner.retention import Release
-from planner.transactions import Advance, Cancel, Fail
+from planner.transactions import Cancel, Fail
 from planner.units import Commit, RowCommit
-from planner.world import binding, cycle
+from planner.world import cycle
 from planner.world.commands import Command
 from planner.world.config import WorldConfig
 from planner.world.events import (
@@ -60,7 +59,7 @@ def advance(world: World, event: Event) -> tuple[World, tuple[Command, ...]]:
 
 def _submitted(step: Step, event: Submitted) -> None:
     newest = max((t for t, _ in step.requests.items()), default=0)
-    if event.request <= max(newest, 0) or event.request < 1:
+    if event.request <= newest:
         raise IllegalError(f"request {event.request} after {newest}: tickets grow from 1")
     if event.max_tokens < 1 or event.prompt.frontier < 1:
         raise IllegalError(f"request {event.request}: an empty prompt or no output")
@@ -116,10 +115,7 @@ def _transfer_finished(step: Step, event: TransferFinished) -> None:
         step.apply(Fail(t.id))
     else:
         step.demote = True
-        step.apply(Advance(t.id))
-        now = step.physical.transaction
-        if now is not None:
-            step.run_phases()
+        step.run_phases()
     cycle.settle(step)
 
 
@@ -139,9 +135,6 @@ def _clear(step: Step) -> None:
     for record in step.catalog.records.values():
         edges += [Edge(record.owner, cid) for cid in record.points]
     edges += [Edge(e.owner, e.checkpoint) for e in step.catalog.entries.values()]
-    held = tuple(e for e in edges if step.holds(e))
-    if held:
-        step.apply(Release(held))
-    binding.commit_release(step, tuple(edges))
+    step.release(tuple(edges))
     step.catalog = Catalog(step.catalog.records, step.catalog.entries, step.catalog.sessions)
     step.capacity_event()

@@ -51,7 +51,7 @@ def test_an_anchor_is_updated_at_its_position() -> None:
     d.drain()
     mine, other = named(d, "a"), named(d, "b")
     step = Step(d.world)
-    saving._enter(step, 1, mine.owner, "anchor", other.anchors[1])
+    saving._enter(step, mine.owner, "anchor", other.anchors[1])
     now = step.record(mine.owner)
     assert now is not None
     first, second, *rest = mine.anchors
