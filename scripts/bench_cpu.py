@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ninfer_jax as nj
+from scripts.provenance import commit
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = tuple(
@@ -257,7 +257,7 @@ def document(rows: list[Row], settings: Mapping[str, Any]) -> dict[str, Any]:
         "settings": dict(settings),
         "device": {"cpu": _cpu_model(), "cores": _cores()},
         "versions": {"python": platform.python_version(), **dict(_versions())},
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
 
@@ -281,22 +281,6 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _commit() -> str | None:
-    """The commit measured; "-dirty" where tracked files other than results have changed."""
-
-    def git(*command: str) -> str:
-        run = subprocess.run(
-            ["git", "-C", ROOT, *command], capture_output=True, text=True, check=True
-        )
-        return run.stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", ":!benchmarks")
-        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _print_table(rows: list[Row]) -> None:

@@ -16,7 +16,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -31,6 +30,7 @@ import ninfer_jax as nj
 from ninfer_jax.engine.engine import Engine
 from ninfer_jax.program.program import Program
 from planner.world import RunDecode, RunPrefill, RunTransfer
+from scripts.provenance import commit
 
 ROOT = Path(__file__).parent.parent
 MODEL = ROOT / "tests" / "goldens" / "tiny-qwen3.5-dense"
@@ -180,13 +180,6 @@ def bench_throughput(model: Path, tokens: int = 200, repeats: int = 3) -> dict[s
         "eight_tokens_s": round(speeds[ROWS], 1),
         "ratio": round(speeds[ROWS] / speeds[1], 2),
     }
-
-
-def commit() -> str:
-    """The commit measured."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 def main() -> int:

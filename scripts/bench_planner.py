@@ -15,7 +15,6 @@ import gc
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -57,6 +56,7 @@ from planner import (
     table_row,
     usage,
 )
+from scripts.provenance import commit
 
 P = 64
 ROUNDS = 7
@@ -224,19 +224,6 @@ def transaction_bytes(s: PhysicalState, target: Target) -> float:
     return (after - before) / len(kept)
 
 
-def commit_id() -> str:
-    """Short commit, with + for a changed tree."""
-    root = Path(__file__).resolve().parents[1]
-    try:
-        head = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+"], cwd=root, capture_output=True, text=True,
-            check=True,
-        )  # fmt: skip
-        return head.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def empty_loop() -> None:
     """3000 iterations of nothing: how fast this interpreter runs right now."""
     for _ in range(3000):
@@ -324,7 +311,7 @@ def main() -> None:
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "commit": commit_id(),
+        "commit": commit(),
         "size": {
             "pages": 20_000,
             "used_pages": usage(s).pages[0],
