@@ -53,7 +53,8 @@ def compare(folder: Path, *, logits: float = LOGITS, states: float = STATES) -> 
     plain = np.asarray(jax.jit(nj.forward)(model, ids))
     yield from _logits("forward", plain, golden["logits"], logits)
 
-    layers = np.asarray(jax.jit(partial(trunk.layer_outputs, model.config))(model.params, ids))
+    _, outputs = jax.jit(partial(trunk.forward_with_layers, model.config))(model.params, ids)
+    layers = np.asarray(outputs)
     for i, layer in enumerate(layers):
         if f"layer_{i}" in golden:
             yield Check(f"output of layer {i}", _relative(layer, golden[f"layer_{i}"]), states)

@@ -20,8 +20,9 @@ from artifacts import Checkpoint, open_checkpoint
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.config import PAGE_TOKENS
 from ninfer_jax.errors import CapacityError
+from ninfer_jax.models.loading import load_tree
 from ninfer_jax.models.qwen3_5 import trunk
-from ninfer_jax.models.qwen3_5.params import TextParameters, load_parameters, random_parameters
+from ninfer_jax.models.qwen3_5.params import TextParameters, parameter_layout, random_parameters
 from ninfer_jax.models.qwen3_5.state import DeviceState, new_device_state
 
 ArrayLike = Array | np.ndarray
@@ -64,13 +65,14 @@ def model_from_checkpoint(checkpoint: Checkpoint, dtype: Any = None) -> Model:
     device = jax.devices()[0]
     if dtype is None:
         dtype = jnp.float32 if device.platform == "cpu" else jnp.bfloat16
-    params = load_parameters(checkpoint, checkpoint.config, jnp.dtype(dtype), device)
-    return Model(params=params, config=checkpoint.config)
+    layout = parameter_layout(checkpoint.config, jnp.dtype(dtype))
+    return Model(params=load_tree(layout, checkpoint, device), config=checkpoint.config)
 
 
 def init_model(config: Qwen3_5Config, *, dtype: Any = jnp.float32, seed: int = 0) -> Model:
     """A model with random parameters (see `random_parameters`)."""
-    return Model(params=random_parameters(config, jnp.dtype(dtype), seed), config=config)
+    layout = parameter_layout(config, jnp.dtype(dtype))
+    return Model(params=random_parameters(layout, seed), config=config)
 
 
 def forward(model: Model, tokens: Int[ArrayLike, "B T"]) -> Float[Array, "B T V"]:

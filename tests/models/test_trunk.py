@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 
 import ninfer_jax as nj
 from artifacts import Qwen3_5Config
+from ninfer_jax.models.loading import _fill_by_updates, _leaf_blocks, map_leaves
 from ninfer_jax.models.qwen3_5 import trunk
-from ninfer_jax.models.qwen3_5.params import (
-    LeafLayout,
-    _fill_by_updates,
-    _leaf_blocks,
-    parameter_layout,
-)
+from ninfer_jax.models.qwen3_5.params import parameter_layout
 from ninfer_jax.models.qwen3_5.state import new_device_state
 from ninfer_jax.program import units
 from ninfer_jax.program.plans import DecodePlan
@@ -268,10 +264,9 @@ def test_the_accelerator_way_of_loading_fills_the_same_arrays(goldens):
         checkpoint = open_checkpoint(goldens / name)
         model = nj.load_model(goldens / name, dtype="bfloat16")
         device = jax.devices()[0]
-        other = jax.tree.map(
+        other = map_leaves(
             lambda leaf, c=checkpoint, d=device: _fill_by_updates(leaf, _leaf_blocks(leaf, c), d),
             parameter_layout(checkpoint.config, jnp.bfloat16),
-            is_leaf=lambda x: isinstance(x, LeafLayout),
         )
         for a, b in zip(jax.tree.leaves(model.params), jax.tree.leaves(other), strict=True):
             assert a.dtype == b.dtype

@@ -41,20 +41,20 @@ def project(x: Float[Array, "*n i"], weight: Float[Array, "o i"]) -> Float[Array
 
 
 def rope_tables(
-    config: Qwen3_5Config, positions: Int[Array, "B T"]
+    positions: Int[Array, "B T"], rotary_dim: int, theta: float
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
     """float32 cosine and sine of the rotary angles; half = rotary_dim / 2.
 
     All three MRoPE axes are equal for text, which makes the interleaved form plain rope.
     """
-    half = config.rotary_dim // 2
+    half = rotary_dim // 2
     exponent = jnp.arange(half, dtype=jnp.float32) / half
-    frequency = jnp.asarray(config.rope_theta, jnp.float32) ** -exponent
+    frequency = jnp.asarray(theta, jnp.float32) ** -exponent
     angle = positions.astype(jnp.float32)[:, :, None] * frequency[None, None, :]
     return jnp.cos(angle), jnp.sin(angle)
 
 
-def _rotate(
+def rotate(
     x: Float[Array, "B T N D"], cos: Float[Array, "B T half"], sin: Float[Array, "B T half"]
 ) -> Float[Array, "B T N D"]:
     """Rope on the first 2 * half channels, pairs (j, j + half); the rest passes."""
@@ -99,8 +99,8 @@ def full_attention(
     q_gate, k, v = jnp.split(fused, [2 * Nq * D, (2 * Nq + Nk) * D], axis=-1)
     # Query and gate are interleaved by head, not two halves of the projection.
     q, gate = jnp.split(q_gate.reshape(B, T, Nq, 2 * D), 2, axis=-1)
-    q = _rotate(rms_norm(q, p.q_norm, eps=config.rms_norm_eps), *rope)
-    k = _rotate(rms_norm(k.reshape(B, T, Nk, D), p.k_norm, eps=config.rms_norm_eps), *rope)
+    q = rotate(rms_norm(q, p.q_norm, eps=config.rms_norm_eps), *rope)
+    k = rotate(rms_norm(k.reshape(B, T, Nk, D), p.k_norm, eps=config.rms_norm_eps), *rope)
     out = attend(q, k, v.reshape(B, T, Nk, D)) * jax.nn.sigmoid(gate)
     return linear(out.reshape(B, T, Nq * D), p.o_proj)
 

@@ -93,19 +93,13 @@ def forward(
     config: Qwen3_5Config, params: TextParameters, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T H"]:
     """Final-norm hidden states of whole sequences from position 0, without a cache; differentiable."""
-    return _uncached(config, params, tokens)[0]
+    return forward_with_layers(config, params, tokens)[0]
 
 
-def layer_outputs(
-    config: Qwen3_5Config, params: TextParameters, tokens: Int[Array, "B T"]
-) -> Float[Array, "N B T H"]:
-    """The residual stream after each of the N layers, of whole sequences from position 0."""
-    return _uncached(config, params, tokens)[1]
-
-
-def _uncached(
+def forward_with_layers(
     config: Qwen3_5Config, params: TextParameters, tokens: Int[Array, "B T"]
 ) -> tuple[Float[Array, "B T H"], Float[Array, "N B T H"]]:
+    """`forward`, and the residual stream after each of the N layers."""
     B, T = tokens.shape
     scale = config.head_dim**-0.5
     lengths = jnp.full((B,), T, jnp.int32)
@@ -125,7 +119,7 @@ def _uncached(
         return layers.linear_attention(config, p, x, lengths, window, memory)[0], None
 
     positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None], (B, T))
-    rope = layers.rope_tables(config, positions)
+    rope = layers.rope_tables(positions, config.rotary_dim, config.rope_theta)
     x, _, outputs = _layers(config, params, params.embed[tokens], None, mixer)
     return rms_norm(x, params.final_norm, eps=config.rms_norm_eps), outputs
 
@@ -144,7 +138,7 @@ def _cached(
     T = tokens.shape[1]
     sources = slots if read_slots is None else read_slots
     positions = starts[:, None] + jnp.arange(T, dtype=starts.dtype)[None, :]
-    rope = layers.rope_tables(config, positions)
+    rope = layers.rope_tables(positions, config.rotary_dim, config.rope_theta)
     continues = starts > 0
 
     def mixer(
@@ -205,10 +199,10 @@ def _layers(
     def one_layer(kind: LayerKind, at: _Place, x: Array, carry: Carry) -> tuple[Array, Carry]:
         mixer_kind, mlp_kind = kind
         y = rms_norm(x, params.input_norm[at.layer], eps=eps)
-        out, carry = mixer(mixer_kind, _take(mixers[mixer_kind], at.mixer), at.mixer, y, carry)
+        out, carry = mixer(mixer_kind, take_layer(mixers[mixer_kind], at.mixer), at.mixer, y, carry)
         x = x + out
         y = rms_norm(x, params.post_attention_norm[at.layer], eps=eps)
-        p = _take(mlps[mlp_kind], at.mlp)
+        p = take_layer(mlps[mlp_kind], at.mlp)
         if mlp_kind == "dense":
             return x + layers.dense_mlp(p, y), carry
         return x + layers.sparse_mlp(config, p, y), carry
@@ -263,7 +257,8 @@ def _place(kind: LayerKind, before: list[LayerKind], group: Array, pattern: Patt
     )
 
 
-def _take(stacked: Any, index: Array) -> Any:
+def take_layer(stacked: Any, index: Array | int) -> Any:
+    """One layer's parameters out of a stacked tree."""
     return jax.tree.map(
         lambda w: jax.lax.dynamic_index_in_dim(w, index, axis=0, keepdims=False), stacked
     )
