@@ -1,5 +1,6 @@
 """Model artifacts: manifest, weights, front-end resources; reading, converting, verifying."""
 
+from artifacts.architectures.dflash import DFlashConfig
 from artifacts.architectures.qwen3_5 import Qwen3_5Config, Qwen3_5VisionConfig, parameter_shapes
 from artifacts.architectures.registry import KNOWN_ARCHITECTURES
 from artifacts.checkpoint import Checkpoint, open_checkpoint
@@ -17,6 +18,7 @@ __all__ = [
     "ArtifactError",
     "Checkpoint",
     "ComponentSummary",
+    "DFlashConfig",
     "Description",
     "FrontendResources",
     "Licence",

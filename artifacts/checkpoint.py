@@ -10,30 +10,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from artifacts.bindings import Binding, FlatView, Shape
+from artifacts.draft_folder import attach_draft
 from artifacts.errors import ArtifactError
 from artifacts.file_checks import check_hashes, check_sizes, list_files
 from artifacts.formats import VALUE, dtype_of, implemented_format
 from artifacts.frontend import read_frontend
-from artifacts.huggingface_folder import CONFIG_FILE, open_huggingface
+from artifacts.huggingface_folder import open_huggingface
 from artifacts.manifest import MANIFEST_FILE, Manifest, manifest_digest, read_manifest
 from artifacts.manifest_checks import check_manifest
+from artifacts.object_source import ObjectSource
 from artifacts.orbax_store import WEIGHTS, OrbaxSource
 from artifacts.resources import FrontendResources
+from artifacts.safetensors_folder import CONFIG_FILE
 
 MIN_BLOCK_BYTES = 1 << 20
-
-
-class ObjectSource(Protocol):
-    """Where stored objects are read from."""
-
-    def read_into(self, name: str, plane: str, start: int, out: np.ndarray) -> None:
-        """Fills the 1-D, contiguous `out` with elements from `start` of one plane of an object."""
 
 
 @dataclass(frozen=True)
@@ -147,15 +143,25 @@ class Checkpoint:
         return out
 
 
-def open_checkpoint(path: str | Path, verify: bool = True) -> Checkpoint:
+def open_checkpoint(
+    path: str | Path, verify: bool = True, *, draft: str | Path | None = None
+) -> Checkpoint:
     """Opens a Hugging Face folder or an artifact folder, reading no weights.
 
-    `verify` also hashes every file of an artifact, and compares a tied head with the embedding of a
+    `draft` is the Hugging Face folder of a block draft made for this model, which becomes the
+    component "dflash". `verify` also hashes every file of an artifact, and compares a tied head with the embedding of a
     Hugging Face folder. Raises ArtifactError (one, naming the file, tensor or field) for anything
     damaged, incomplete or unknown, and NotYetError for a known format or feature that this version
     does not implement.
     """
-    folder = Path(path)
+    model = _open_model(Path(path), verify)
+    if draft is None:
+        return model
+    drafted = attach_draft(model.manifest, model.config, model.source, Path(draft))
+    return Checkpoint(model.path, model.kind, *drafted)
+
+
+def _open_model(folder: Path, verify: bool) -> Checkpoint:
     if (folder / MANIFEST_FILE).is_file():
         return _open_artifact(folder, verify)
     if (folder / CONFIG_FILE).is_file():

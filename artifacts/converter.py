@@ -43,11 +43,13 @@ def convert(
     out: str | Path,
     name: str | None = None,
     *,
+    draft: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Writes the artifact of a Hugging Face folder to `out` and returns that path.
 
-    Every component present is kept. `name` becomes metadata.name, by default the architecture's
+    Every component present is kept, and `draft`, the folder of a block draft made for this model,
+    becomes one more. `name` becomes metadata.name, by default the architecture's
     (ART-04). Weights stream: host memory stays under a few segments (orbax_store.py). The folder
     appears under its name only when it is complete; a killed run leaves at most a
     `.<name>.partial-*` folder beside it.
@@ -58,7 +60,7 @@ def convert(
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ArtifactError(f"{target}: exists and is not an empty folder")
-    checkpoint = open_checkpoint(hf_dir)
+    checkpoint = open_checkpoint(hf_dir, draft=draft)
     if checkpoint.kind != "huggingface":
         raise ArtifactError(f"{hf_dir}: is an artifact already")
     if name is not None and not name.strip():

@@ -8,8 +8,7 @@ only to compare a tied head with the embedding.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,41 +20,23 @@ from artifacts.architectures.qwen3_5 import (
 )
 from artifacts.architectures.qwen3_5.config import config_to_json
 from artifacts.architectures.qwen3_5.huggingface import EMBEDDING, LM_HEAD, canonical_names
-from artifacts.errors import ArtifactError, NotYetError
-from artifacts.formats import FORMAT_OF_DTYPE, VALUE
+from artifacts.errors import ArtifactError
 from artifacts.frontend import RESOURCE_FILES
 from artifacts.licences import Licence
-from artifacts.manifest import (
-    ROW_MAJOR,
-    FileEntry,
-    Manifest,
-    Metadata,
-    Plane,
-    Provenance,
-    Segment,
-    StoredObject,
-)
+from artifacts.manifest import Manifest, Metadata, Provenance
 from artifacts.manifest_checks import check_manifest
 from artifacts.safetensors_file import TensorEntry, read_into
-from artifacts.shards import INDEX_FILE, read_json_object, read_tensor_table
+from artifacts.safetensors_folder import (
+    CONFIG_FILE,
+    SafetensorsSource,
+    folder_files,
+    read_weight_table,
+    stored_object,
+)
+from artifacts.shards import INDEX_FILE, read_json_object
 from artifacts.version import CONVERTER, converter_version
 
-CONFIG_FILE = "config.json"
-_WEIGHT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _COMPARE_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class SafetensorsSource:
-    """Reads ranges of tensors; the objects of the manifest are the tensors. Holds no open file."""
-
-    folder: Path
-    table: dict[str, TensorEntry]
-
-    def read_into(self, name: str, plane: str, start: int, out: np.ndarray) -> None:
-        """Fills the 1-D `out` with elements from `start` of a tensor. `plane` is always "value"."""
-        entry = self.table[name]
-        read_into(self.folder / entry.file, entry.offset + start * out.itemsize, out)
 
 
 def open_huggingface(
@@ -70,13 +51,7 @@ def open_huggingface(
     architecture, config = parse_huggingface_config(
         read_json_object(folder / CONFIG_FILE), str(folder / CONFIG_FILE)
     )
-    table = read_tensor_table(folder)
-    for entry in table.values():
-        if entry.dtype not in _WEIGHT_DTYPES:
-            raise NotYetError(
-                f"{folder / entry.file}: tensor {entry.name} of dtype {entry.dtype} "
-                "is not implemented yet"
-            )
+    table = read_weight_table(folder)
     try:
         names = canonical_names(table)
         config = _settle_head(config, LM_HEAD in names, folder)
@@ -90,10 +65,13 @@ def open_huggingface(
         architecture=architecture,
         config=config_to_json(config),
         components=bound.components,
-        objects={n: _object(table[n], component) for n, component in bound.component_of.items()},
+        objects={n: stored_object(table[n], part) for n, part in bound.component_of.items()},
         bindings=bound.bindings,
         uses=dict.fromkeys(bound.bindings, Licence.A16Only),
-        files=tuple(_files(folder, table.values())),
+        files=folder_files(
+            folder,
+            {entry.file for entry in table.values()} | {CONFIG_FILE, INDEX_FILE, *RESOURCE_FILES},
+        ),
         metadata=Metadata(name=architecture),
         provenance=Provenance(
             source=folder.resolve().name,
@@ -114,7 +92,7 @@ def _settle_head(config: Qwen3_5Config, has_head: bool, folder: Path) -> Qwen3_5
         f"{folder}: tie_word_embeddings is false but there is no {LM_HEAD}; "
         "the head is tied to the embedding",
         UserWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
     return replace(config, tie_word_embeddings=True)
 
@@ -138,22 +116,3 @@ def _check_tied_head(folder: Path, embedding: TensorEntry, head: TensorEntry) ->
         read_into(folder / head.file, head.offset + at, theirs[:count])
         if not np.array_equal(ours[:count], theirs[:count]):
             raise ArtifactError(problem)
-
-
-def _object(entry: TensorEntry, component: str) -> StoredObject:
-    dtype = _WEIGHT_DTYPES[entry.dtype]
-    segment = Segment(file=entry.file, key=entry.name, start=0, stop=entry.shape[0])
-    return StoredObject(
-        shape=entry.shape,
-        dtype=dtype,
-        format=FORMAT_OF_DTYPE[dtype],
-        layout=ROW_MAJOR,
-        component=component,
-        planes={VALUE: Plane(shape=entry.shape, dtype=dtype, segments=(segment,))},
-    )
-
-
-def _files(folder: Path, entries: Iterable[TensorEntry]) -> list[FileEntry]:
-    names = {entry.file for entry in entries} | {CONFIG_FILE, INDEX_FILE, *RESOURCE_FILES}
-    paths = [folder / name for name in sorted(names)]
-    return [FileEntry(path=p.name, size=p.stat().st_size) for p in paths if p.is_file()]

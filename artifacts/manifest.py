@@ -5,7 +5,7 @@ Unknown fields are errors at every level, so an old reader never half-understand
 
 | field | holds |
 | --- | --- |
-| `architecture`, `config` | entry name (OWN-13) and normalised geometry (OWN-12) |
+| `architecture`, `config` | entry name (OWN-13) and normalised geometry (OWN-12), a draft's included |
 | `components` | "text", and any of "mtp", "vision", "dflash", "dflash2" |
 | `objects` | stored weights: shape, value dtype, numeric format, layout, component, planes |
 | `bindings`, `uses` | logical parameter -> parts of objects, and -> activation licence |
@@ -31,7 +31,9 @@ from artifacts.licences import Licence
 
 SCHEMA_VERSION = 3
 MANIFEST_FILE = "manifest.json"
-COMPONENTS = ("text", "mtp", "vision", "dflash", "dflash2")
+DFLASH = "dflash"
+DFLASH2 = "dflash2"
+COMPONENTS = ("text", "mtp", "vision", DFLASH, DFLASH2)
 ROW_MAJOR = "row_major"
 
 

@@ -15,7 +15,15 @@ from artifacts.architectures.registry import KNOWN_ARCHITECTURES, normalise_arch
 from artifacts.bindings import check_bindings
 from artifacts.errors import ArtifactError, NotYetError
 from artifacts.formats import dtype_of, implemented_format, known_format
-from artifacts.manifest import COMPONENTS, ROW_MAJOR, Manifest, Plane, StoredObject
+from artifacts.manifest import (
+    COMPONENTS,
+    DFLASH,
+    DFLASH2,
+    ROW_MAJOR,
+    Manifest,
+    Plane,
+    StoredObject,
+)
 
 
 def check_manifest(manifest: Manifest, where: str) -> Qwen3_5Config:
@@ -26,7 +34,7 @@ def check_manifest(manifest: Manifest, where: str) -> Qwen3_5Config:
     """
     config = checked_config(manifest, where)
     check_formats(manifest, where)
-    _check_components(manifest, where)
+    _check_components(manifest, config, where)
     _check_files(manifest, where)
     for name, stored in manifest.objects.items():
         _check_object(name, stored, where)
@@ -79,18 +87,21 @@ def safe_path(path: str, where: str) -> str:
     return path
 
 
-def _check_components(manifest: Manifest, where: str) -> None:
+def _check_components(manifest: Manifest, config: Qwen3_5Config, where: str) -> None:
     for component in manifest.components:
         if component not in COMPONENTS:
             raise ArtifactError(
                 f"{where}: unknown component {component!r}; known: {', '.join(COMPONENTS)}"
             )
-        if component.startswith("dflash"):
+        if component == DFLASH2:
             raise NotYetError(f"{where}: component {component!r} is not implemented yet")
     if len(set(manifest.components)) != len(manifest.components):
         raise ArtifactError(f"{where}: components names one twice: {list(manifest.components)}")
     if "text" not in manifest.components:
         raise ArtifactError(f"{where}: component text is missing")
+    if (DFLASH in manifest.components) != (config.dflash is not None):
+        lacking = "config" if config.dflash is None else "component"
+        raise ArtifactError(f"{where}: there is a draft, but its {lacking} dflash is missing")
     for name, stored in manifest.objects.items():
         if stored.component not in manifest.components:
             raise ArtifactError(f"{where}: object {name} belongs to no component of this artifact")

@@ -20,17 +20,26 @@ KNOWN_ARCHITECTURES: dict[str, str] = {
 }
 """Hugging Face architecture name -> architecture entry."""
 
-_PLANNED_PREFIXES = ("Qwen4Exp", "DFlash")
+DRAFT_ARCHITECTURES = ("DFlashDraftModel",)
+"""Hugging Face architecture names of drafts: they run beside a model, never alone."""
+
+PLANNED_DRAFTS = ("DFlash2DraftModel",)
+_PLANNED_PREFIXES = ("Qwen4Exp", *PLANNED_DRAFTS)
 
 
 def normalise_architecture(name: str, where: str = "config.json") -> str:
     """The architecture entry of a Hugging Face (or already normalised) architecture name.
 
-    Raises NotYetError for a planned architecture and ArtifactError, listing the known ones, for any
-    other. `where` is the file named in the message.
+    Raises NotYetError for a planned architecture and ArtifactError for a draft and, listing the
+    known ones, for any other. `where` is the file named in the message.
     """
     if name in KNOWN_ARCHITECTURES:
         return KNOWN_ARCHITECTURES[name]
+    if name in DRAFT_ARCHITECTURES:
+        raise ArtifactError(
+            f"{where}: {name} is a draft, which runs beside the model it drafts for: "
+            "open that model with draft=, or `ninfer convert HF_DIR OUT --draft DIR`"
+        )
     if name.startswith(_PLANNED_PREFIXES):
         raise NotYetError(f"{where}: architecture {name!r} is not implemented yet")
     known = ", ".join(KNOWN_ARCHITECTURES)

@@ -22,10 +22,13 @@ def convert(
     source: Annotated[Path, typer.Argument(help="Hugging Face checkpoint folder.")],
     out: Annotated[Path, typer.Argument(help="Folder to create.")],
     name: Annotated[str | None, typer.Option(help="Public name of the model.")] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Folder of a DFlash draft made for this model.")
+    ] = None,
 ) -> None:
     """Convert a Hugging Face checkpoint into a model artifact."""
     with _Bytes("converting") as progress:
-        path = artifacts.convert(source, out, name, progress=progress)
+        path = artifacts.convert(source, out, name, draft=draft, progress=progress)
     print(path)
 
 

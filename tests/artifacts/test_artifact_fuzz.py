@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import artifacts
+from artifacts.architectures.dflash import parse_draft_config
 from artifacts.architectures.qwen3_5 import parse_huggingface_config
 from artifacts.manifest import manifest_from_text
 from artifacts.manifest_checks import check_manifest
@@ -60,15 +61,25 @@ def refusal(call: Callable[[], Any]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen3.5-vl", "tiny-qwen3.5-moe", "tiny-qwen3-next"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny-qwen3.5-vl",
+        "tiny-qwen3.5-moe",
+        "tiny-qwen3-next",
+        "tiny-dflash-full",
+        "tiny-dflash-swa",
+    ],
+)
 def test_config(name: str) -> None:
     text = (GOLDENS / name / "config.json").read_text()
     paths = sorted(places(json.loads(text)), key=str)
+    parse = parse_draft_config if "dflash" in name else parse_huggingface_config
 
     @settings(max_examples=150, deadline=None)
     @given(st.sampled_from(paths), values)
     def check(path: tuple, value: Any) -> None:
-        said = refusal(lambda: parse_huggingface_config(replaced(text, path, value)))
+        said = refusal(lambda: parse(replaced(text, path, value)))
         assert said is None or said.startswith("config.json: ")
 
     check()

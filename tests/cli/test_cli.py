@@ -43,6 +43,18 @@ def test_inspect_and_verify(artifact):
     assert json.loads(report.stdout)["ok"]
 
 
+def test_convert_with_a_draft(goldens, tmp_path):
+    draft, out = goldens / "tiny-dflash-full", tmp_path / "out"
+    done = run("convert", goldens / "tiny-qwen3.5-dense", out, "--draft", draft)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(run("inspect", out, "--json").stdout)
+    assert shown["components"]["dflash"]["parameters"] == 25
+    assert json.loads(run("verify", out, "--json").stdout)["ok"]
+    alone = run("inspect", draft)
+    assert alone.returncode == 2
+    assert "is a draft" in alone.stderr
+
+
 def test_verify_finds_a_flipped_bit(artifact, tmp_path):
     import shutil
 

@@ -9,31 +9,14 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from artifacts.architectures.config_checks import check_limit, require
+from artifacts.architectures.dflash.config import DFlashConfig
 from artifacts.errors import ArtifactError
 
 LINEAR_ATTENTION = "linear_attention"
 FULL_ATTENTION = "full_attention"
 LAYER_TYPES = (LINEAR_ATTENTION, FULL_ATTENTION)
 FFN_TYPES = ("dense", "moe")
-
-MAX_SIZE = 2**31 - 1
-MAX_COUNTS = {
-    "num_hidden_layers": 4096,
-    "mtp_num_hidden_layers": 64,
-    "num_experts": 65536,
-    "depth": 4096,
-}
-"""Bounds of what tables are built from: a damaged config must fail, not fill the memory."""
-
-
-def _require(holds: bool, key: str, message: str) -> None:
-    if not holds:
-        raise ArtifactError(f"config: {key} {message}")
-
-
-def _check_limit(name: str, value: int, path: str = "") -> None:
-    limit = MAX_COUNTS.get(name, MAX_SIZE)
-    _require(value <= limit, path + name, f"is {value}; at most {limit} is possible")
 
 
 @dataclass(frozen=True)
@@ -56,9 +39,9 @@ class Qwen3_5VisionConfig:  # noqa: N801 - the architecture's own spelling
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            _require(value > 0, f"vision_config.{field.name}", f"must be positive, not {value}")
-            _check_limit(field.name, value, "vision_config.")
-        _require(
+            require(value > 0, f"vision_config.{field.name}", f"must be positive, not {value}")
+            check_limit(field.name, value, "vision_config.")
+        require(
             self.hidden_size % self.num_heads == 0,
             "vision_config.num_heads",
             f"{self.num_heads} does not divide hidden_size {self.hidden_size}",
@@ -67,7 +50,7 @@ class Qwen3_5VisionConfig:  # noqa: N801 - the architecture's own spelling
 
 @dataclass(frozen=True)
 class Qwen3_5Config:  # noqa: N801 - the architecture's own spelling
-    """Geometry of the text trunk, its MTP head and (optionally) its vision tower.
+    """Geometry of the text trunk, its MTP head and (optionally) its vision tower and its draft.
 
     Fields carry Hugging Face's names where one exists. Sizes are counts of elements. Impossible
     values raise ArtifactError naming the key. Fields of an absent feature are 0 (no experts) or
@@ -116,6 +99,8 @@ class Qwen3_5Config:  # noqa: N801 - the architecture's own spelling
     eos_token_ids: tuple[int, ...] = ()
     """End-of-sequence ids of the config file; a generation config, if any, comes first."""
     pad_token_id: int | None = None
+    dflash: DFlashConfig | None = None
+    """The block draft that goes with this model, if any."""
 
     @property
     def linear_key_size(self) -> int:
@@ -142,6 +127,7 @@ class Qwen3_5Config:  # noqa: N801 - the architecture's own spelling
         self._check_layers()
         self._check_attention()
         self._check_ffn()
+        self._check_draft()
 
     def _check_positive(self) -> None:
         names = [
@@ -160,66 +146,83 @@ class Qwen3_5Config:  # noqa: N801 - the architecture's own spelling
             ]
         for name in names:
             value = getattr(self, name)
-            _require(value > 0, name, f"must be positive, not {value}")
+            require(value > 0, name, f"must be positive, not {value}")
         for name in ("intermediate_size", "num_experts", "mtp_num_hidden_layers"):
             value = getattr(self, name)
-            _require(value >= 0, name, f"must not be negative, but is {value}")
+            require(value >= 0, name, f"must not be negative, but is {value}")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int):
-                _check_limit(field.name, value)
+                check_limit(field.name, value)
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
-            _require(math.isfinite(value) and value > 0, name, f"must be positive, not {value}")
+            require(math.isfinite(value) and value > 0, name, f"must be positive, not {value}")
 
     def _check_layers(self) -> None:
         for name, allowed in (("layer_types", LAYER_TYPES), ("ffn_types", FFN_TYPES)):
             kinds = getattr(self, name)
-            _require(
+            require(
                 len(kinds) == self.num_hidden_layers,
                 name,
                 f"has {len(kinds)} entries for num_hidden_layers {self.num_hidden_layers}",
             )
             for kind in kinds:
-                _require(kind in allowed, name, f"holds {kind!r}; known: {', '.join(allowed)}")
+                require(kind in allowed, name, f"holds {kind!r}; known: {', '.join(allowed)}")
 
     def _check_attention(self) -> None:
-        _require(
+        require(
             self.num_attention_heads % self.num_key_value_heads == 0,
             "num_key_value_heads",
             f"{self.num_key_value_heads} does not divide "
             f"num_attention_heads {self.num_attention_heads}",
         )
-        _require(
+        require(
             self.linear_num_value_heads % self.linear_num_key_heads == 0,
             "linear_num_key_heads",
             f"{self.linear_num_key_heads} does not divide "
             f"linear_num_value_heads {self.linear_num_value_heads}",
         )
-        _require(
+        require(
             0 < self.rotary_dim <= self.head_dim and self.rotary_dim % 2 == 0,
             "partial_rotary_factor",
             f"gives {self.rotary_dim} rotated dims of head_dim {self.head_dim}; "
             "needs an even number of 2 or more",
         )
-        _require(
+        require(
             len(self.mrope_section) == 3 and all(n >= 0 for n in self.mrope_section),
             "mrope_section",
             f"must be three counts, not {list(self.mrope_section)}",
         )
 
     def _check_ffn(self) -> None:
-        _require(
+        require(
             "moe" not in self.ffn_types or self.num_experts > 0,
             "num_experts",
             "must be positive for a mixture of experts",
         )
         if self.num_experts:
-            _require(
+            require(
                 self.num_experts_per_tok <= self.num_experts,
                 "num_experts_per_tok",
                 f"{self.num_experts_per_tok} exceeds num_experts {self.num_experts}",
             )
+
+    def _check_draft(self) -> None:
+        """A draft borrows this model's embedding and head and reads its layers."""
+        draft = self.dflash
+        if draft is None:
+            return
+        for theirs, ours in (
+            ("hidden_size", "hidden_size"),
+            ("num_target_layers", "num_hidden_layers"),
+        ):
+            a, b = getattr(draft, theirs), getattr(self, ours)
+            require(a == b, f"dflash.{theirs}", f"is {a}, but {ours} of the model is {b}")
+        require(
+            draft.mask_token_id < self.vocab_size,
+            "dflash.mask_token_id",
+            f"is {draft.mask_token_id}, but vocab_size of the model is {self.vocab_size}",
+        )
 
 
 _ADAPTER: TypeAdapter[Qwen3_5Config] = TypeAdapter(Qwen3_5Config)

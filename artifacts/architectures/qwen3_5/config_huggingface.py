@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from artifacts.architectures.huggingface_keys import Keys, huggingface_architecture
 from artifacts.architectures.qwen3_5.config import (
     FULL_ATTENTION,
     LINEAR_ATTENTION,
-    MAX_COUNTS,
-    MAX_SIZE,
     Qwen3_5Config,
     Qwen3_5VisionConfig,
 )
@@ -28,69 +27,6 @@ DEFAULT_FULL_ATTENTION_INTERVAL = 4
 _PLAIN_ROPE = ("default", "mrope")
 
 
-class _Keys:
-    """One JSON object of the config file; every failure names the file and the key."""
-
-    def __init__(self, values: Mapping[str, Any], where: str, path: str = "") -> None:
-        self.values, self.where, self.path = values, where, path
-
-    def fail(self, key: str, message: str) -> ArtifactError:
-        return ArtifactError(f"{self.where}: {self.path}{key} {message}")
-
-    def not_yet(self, key: str) -> NotYetError:
-        return NotYetError(
-            f"{self.where}: {self.path}{key} = {self.values[key]!r} is not implemented yet"
-        )
-
-    def get(self, key: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-        """The value of a key; null counts as absent, and a bool never passes for a number."""
-        value = self.values.get(key)
-        if value is None:
-            if default is ...:
-                raise self.fail(key, "is missing")
-            return default
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            names = " or ".join(k.__name__ for k in kinds)
-            raise self.fail(key, f"must be {names}, not {value!r}")
-        return value
-
-    def integer(self, key: str, default: Any = ...) -> Any:
-        value = self.get(key, int, default)
-        if value is not None and value > MAX_COUNTS.get(key, MAX_SIZE):
-            raise self.fail(key, f"is {value}; at most {MAX_COUNTS.get(key, MAX_SIZE)} is possible")
-        return value
-
-    def number(self, key: str, default: Any = ...) -> float:
-        value = self.get(key, (int, float), default)
-        try:
-            return float(value)
-        except OverflowError:
-            raise self.fail(key, "is too large") from None
-
-    def integers(self, key: str, default: Any = ...) -> tuple[int, ...]:
-        values = self.get(key, list, default)
-        if any(isinstance(v, bool) or not isinstance(v, int) for v in values):
-            raise self.fail(key, f"must be a list of integers, not {values!r}")
-        return tuple(values)
-
-    def section(self, key: str) -> _Keys:
-        return _Keys(self.get(key, dict, {}), self.where, f"{self.path}{key}.")
-
-    def only(self, key: str, allowed: tuple[Any, ...]) -> None:
-        """Refuses a present value outside `allowed` as not implemented."""
-        if self.values.get(key) is not None and self.values[key] not in allowed:
-            raise self.not_yet(key)
-
-
-def huggingface_architecture(raw: Mapping[str, Any], where: str = "config.json") -> str:
-    """The first name under `architectures`, as it stands. ArtifactError when there is none."""
-    names = _Keys(raw, where).get("architectures", list)
-    if not names or not isinstance(names[0], str):
-        raise ArtifactError(f"{where}: architectures must name one class, not {names!r}")
-    return names[0]
-
-
 def parse_huggingface_config(
     raw: Mapping[str, Any], where: str = "config.json"
 ) -> tuple[str, Qwen3_5Config]:
@@ -101,7 +37,7 @@ def parse_huggingface_config(
     """
     public_name = huggingface_architecture(raw, where)
     architecture = normalise_architecture(public_name, where)
-    top = _Keys(raw, where)
+    top = Keys(raw, where)
     text = top.section("text_config") if raw.get("text_config") is not None else top
     _refuse_unsupported(top, text)
     layers = text.integer("num_hidden_layers")
@@ -147,15 +83,9 @@ def parse_huggingface_config(
     return architecture, config
 
 
-def _refuse_unsupported(top: _Keys, text: _Keys) -> None:
+def _refuse_unsupported(top: Keys, text: Keys) -> None:
     for keys in (top, text):
-        quantised = keys.values.get("quantization_config")
-        if quantised:
-            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-            raise NotYetError(
-                f"{keys.where}: {keys.path}quantization_config ({method}) is not implemented yet; "
-                "use the BF16 release"
-            )
+        keys.refuse_quantization()
     text.only("attention_bias", (False,))
     text.only("hidden_act", ("silu", "swish"))
     text.only("attn_output_gate", (True,))
@@ -165,13 +95,13 @@ def _refuse_unsupported(top: _Keys, text: _Keys) -> None:
     text.only("use_sliding_window", (False,))
 
 
-def _tie_flag(top: _Keys, text: _Keys) -> bool:
+def _tie_flag(top: Keys, text: Keys) -> bool:
     """In the nested form the flag stands at both levels and the top one counts."""
     inner = text.get("tie_word_embeddings", bool, False)
     return bool(top.get("tie_word_embeddings", bool, inner))
 
 
-def _layer_types(text: _Keys, layers: int) -> tuple[str, ...]:
+def _layer_types(text: Keys, layers: int) -> tuple[str, ...]:
     given = text.get("layer_types", list, None)
     if given is not None:
         for kind in given:
@@ -186,7 +116,7 @@ def _layer_types(text: _Keys, layers: int) -> tuple[str, ...]:
     )
 
 
-def _rope(text: _Keys, plain: bool) -> dict[str, Any]:
+def _rope(text: Keys, plain: bool) -> dict[str, Any]:
     """The fields about heads and rope. `plain`: the family has no multi-axis positions."""
     rope = text.section("rope_parameters")
     scaling = text.section("rope_scaling")
@@ -220,7 +150,7 @@ def _rope(text: _Keys, plain: bool) -> dict[str, Any]:
     }
 
 
-def _ffn(text: _Keys, layers: int, is_moe: bool) -> dict[str, Any]:
+def _ffn(text: Keys, layers: int, is_moe: bool) -> dict[str, Any]:
     if not is_moe:
         return {
             "ffn_types": ("dense",) * layers,
@@ -250,7 +180,7 @@ def _ffn(text: _Keys, layers: int, is_moe: bool) -> dict[str, Any]:
     }
 
 
-def _vision(top: _Keys) -> Qwen3_5VisionConfig | None:
+def _vision(top: Keys) -> Qwen3_5VisionConfig | None:
     if top.values.get("vision_config") is None:
         return None
     vision = top.section("vision_config")
@@ -264,7 +194,7 @@ def _vision(top: _Keys) -> Qwen3_5VisionConfig | None:
     return Qwen3_5VisionConfig(**{name: vision.integer(name) for name in names})
 
 
-def _eos_ids(text: _Keys) -> tuple[int, ...]:
+def _eos_ids(text: Keys) -> tuple[int, ...]:
     if isinstance(text.values.get("eos_token_id"), list):
         return text.integers("eos_token_id")
     single = text.integer("eos_token_id", None)

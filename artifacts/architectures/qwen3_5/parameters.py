@@ -7,6 +7,7 @@ an artifact stores them.
 
 from __future__ import annotations
 
+from artifacts.architectures.dflash.parameters import dflash_parameter_shapes
 from artifacts.architectures.qwen3_5.config import (
     FULL_ATTENTION,
     Qwen3_5Config,
@@ -18,7 +19,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def parameter_shapes(config: Qwen3_5Config, components: tuple[str, ...] = ("text",)) -> Shapes:
-    """Logical name -> shape of every parameter of the named components ("text", "mtp", "vision").
+    """Logical name -> shape of every parameter of the named components, from "text", "mtp",
+    "vision" and "dflash".
 
     Raises ArtifactError for a component that this architecture or config does not have.
     """
@@ -30,6 +32,8 @@ def parameter_shapes(config: Qwen3_5Config, components: tuple[str, ...] = ("text
             tables |= mtp_parameter_shapes(config)
         elif component == "vision" and config.vision is not None:
             tables |= vision_parameter_shapes(config.vision)
+        elif component == "dflash" and config.dflash is not None:
+            tables |= dflash_parameter_shapes(config.dflash)
         else:
             raise ArtifactError(f"config: component {component!r} is not part of this model")
     return tables
