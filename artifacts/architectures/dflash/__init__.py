@@ -2,7 +2,7 @@
 
 from artifacts.architectures.dflash.config import SLIDING_ATTENTION, DFlashConfig
 from artifacts.architectures.dflash.config_huggingface import parse_draft_config
-from artifacts.architectures.dflash.huggingface import bind_draft_tensors
+from artifacts.architectures.dflash.huggingface import bind_draft_tensors, draft_tensor_name
 from artifacts.architectures.dflash.parameters import dflash_parameter_shapes
 
 __all__ = [
@@ -10,5 +10,6 @@ __all__ = [
     "DFlashConfig",
     "bind_draft_tensors",
     "dflash_parameter_shapes",
+    "draft_tensor_name",
     "parse_draft_config",
 ]

@@ -27,7 +27,7 @@ def bind_draft_tensors(
     """
     tensors: dict[str, str] = {}
     for parameter, shape in dflash_parameter_shapes(config).items():
-        tensor = _tensor_name(parameter)
+        tensor = draft_tensor_name(parameter)
         if tensor not in shapes:
             raise ArtifactError(f"tensor {tensor} is missing (parameter {parameter})")
         if shapes[tensor] != shape:
@@ -43,6 +43,7 @@ def bind_draft_tensors(
     return tensors, dropped
 
 
-def _tensor_name(parameter: str) -> str:
+def draft_tensor_name(parameter: str) -> str:
+    """The tensor that holds a logical parameter."""
     *path, last = parameter.removeprefix("dflash.").split(".")
     return ".".join((*path, _RENAMED.get(last, last), "weight"))
