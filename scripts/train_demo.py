@@ -32,6 +32,10 @@ from scripts.demo_model.export import write_draft, write_trunk
 from scripts.demo_model.loop import Recipe, train
 from scripts.demo_model.objectives import Drafts, cross_entropy, draft_loss, trunk_loss
 
+Streams = tuple[Stream, Stream]
+"""Text and dialogues."""
+Metrics = dict[str, jax.Array]
+
 LONG, SHORT = geometry.CONTEXT, 640
 """Window lengths: documents fill the whole context, dialogues mostly start at its beginning."""
 
@@ -58,13 +62,12 @@ def main(argv: list[str] | None = None) -> None:
 def train_trunk(options: argparse.Namespace, recipe: Recipe) -> None:
     """The trunk from random weights; bfloat16 forward pass, float32 master weights."""
     config, dtype = geometry.trunk_config(), compute_dtype()
-    text, chat = read_streams(options.data)
+    streams = read_streams(options.data)
     params = random_parameters(parameter_layout(config, jnp.float32), recipe.seed)
     held_out = read_held_out(options.data)
 
-    def loss(params: Any, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        batches = _batches(key, text, chat, options.rows)
-        return trunk_loss(config, params, batches, dtype), {}
+    def loss(params: Any, key: jax.Array, data: Streams) -> tuple[jax.Array, Metrics]:
+        return trunk_loss(config, params, _batches(key, data, options.rows), dtype), {}
 
     @jax.jit
     def nats(params: Any, tokens: jax.Array) -> jax.Array:
@@ -76,7 +79,7 @@ def train_trunk(options: argparse.Namespace, recipe: Recipe) -> None:
         score = lambda tokens: np.asarray(nats(params, tokens))  # noqa: E731
         return {"held_out_bits_per_byte": round(bits_per_byte(held_out, score), 4)}
 
-    params = train(recipe, params, loss, options.out, evaluate)
+    params = train(recipe, params, loss, streams, options.out, evaluate)
     write_trunk(options.out / "model", geometry.TRUNK, config, params)
 
 
@@ -84,27 +87,27 @@ def train_drafts(options: argparse.Namespace, recipe: Recipe) -> None:
     """MTP head and DFlash draft together, on the trunk as it ships."""
     model = nj.load_model(options.trunk, dtype=compute_dtype())
     config, draft_config = model.config, geometry.draft_config()
-    text, chat = read_streams(options.data)
     drafts = Drafts(
         random_parameters(mtp_layout(config, jnp.float32), recipe.seed),
         _plain_norms(random_parameters(draft_layout(draft_config, jnp.float32), recipe.seed)),
     )
 
-    def loss(drafts: Drafts, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss(drafts: Drafts, key: jax.Array, data: Any) -> tuple[jax.Array, Metrics]:
+        streams, frozen = data
         rows, places = jax.random.split(key)
         total, metrics = jnp.zeros(()), {}
-        for windows, name in zip(_batches(rows, text, chat, options.rows), ("text", "chat"), strict=True):
+        batches = zip(("text", "chat"), _batches(rows, streams, options.rows), strict=True)
+        for name, windows in batches:
             B, T = windows.weights.shape
             last = T - draft_config.block_size
             anchors = jax.random.randint(places, (B, T // 16), 1, last, jnp.int32)
-            value, found = draft_loss(
-                config, draft_config, model.params, drafts, windows, anchors
-            )
+            value, found = draft_loss(config, draft_config, frozen, drafts, windows, anchors)
             total += value
             metrics |= {f"{name}_{key}": v for key, v in found.items()}
         return total, metrics
 
-    drafts = train(recipe, drafts, loss, options.out)
+    data = (read_streams(options.data), model.params)
+    drafts = train(recipe, drafts, loss, data, options.out)
     trunk_params = jax.tree.map(lambda a: a.astype(jnp.float32), model.params)
     write_trunk(options.out / "model", geometry.TRUNK, config, trunk_params, drafts.mtp)
     write_draft(options.out / "draft", geometry.DRAFT, draft_config, drafts.dflash)
@@ -115,11 +118,12 @@ def compute_dtype() -> Any:
     return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
 
 
-def _batches(key: jax.Array, text: Stream, chat: Stream, rows: int) -> tuple[Windows, Windows]:
+def _batches(key: jax.Array, streams: Streams, rows: int) -> tuple[Windows, Windows]:
     """A step's windows: long ones of text and an eighth of dialogues, short ones of dialogues.
 
     Text fills two fifths of the tokens.
     """
+    text, chat = streams
     of_text, of_chat, short = jax.random.split(key, 3)
     long_rows = max(2, rows * SHORT // LONG)
     few = max(1, long_rows // 8)

@@ -66,6 +66,7 @@ def _running_sums(g: Float[Array, "*n C"]) -> tuple[Float[Array, "*n C"], Float[
     )
 
 
+@jax.custom_jvp
 def _inverse_unit_lower(a: Float[Array, "*n C C"]) -> Float[Array, "*n C C"]:
     """Inverse of I + A for strictly lower triangular A, by matrix products alone.
 
@@ -97,6 +98,16 @@ def _inverse_unit_lower(a: Float[Array, "*n C C"]) -> Float[Array, "*n C C"]:
         inverse = jnp.concatenate([top, jnp.concatenate([corner, last], axis=-1)], axis=-2)
         size *= 2
     return inverse[..., 0, :, :]
+
+
+@_inverse_unit_lower.defjvp
+def _inverse_unit_lower_jvp(
+    primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    """`d(I + A)^-1 = -(I + A)^-1 dA (I + A)^-1`: two products, where the steps above would give dozens."""
+    inverse = _inverse_unit_lower(*primals)
+    right = jnp.matmul(tangents[0], inverse, precision=_EXACT)
+    return inverse, -jnp.matmul(inverse, right, precision=_EXACT)
 
 
 def chunked(

@@ -15,8 +15,8 @@ import optax
 import orbax.checkpoint as ocp
 
 Params = Any
-Loss = Callable[[Params, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
-"""`loss(params, key) -> (loss, metrics)`; the key chooses the batch."""
+Loss = Callable[[Params, jax.Array, Any], tuple[jax.Array, dict[str, jax.Array]]]
+"""`loss(params, key, data) -> (loss, metrics)`; the key chooses the batch out of the data."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def train(
     recipe: Recipe,
     params: Params,
     loss: Loss,
+    data: Any,
     out: Path,
     evaluate: Callable[[Params], dict[str, float]] | None = None,
 ) -> Params:
@@ -87,10 +88,10 @@ def train(
             state = manager.restore(first, args=ocp.args.StandardRestore(state))
         key = jax.random.key(recipe.seed)
 
-        def step(state: Any, number: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        def step(state: Any, number: jax.Array, data: Any) -> tuple[Any, dict[str, jax.Array]]:
             params, moments = state
             gradient = jax.value_and_grad(loss, has_aux=True)
-            (value, metrics), grads = gradient(params, jax.random.fold_in(key, number))
+            (value, metrics), grads = gradient(params, jax.random.fold_in(key, number), data)
             updates, moments = optimiser.update(grads, moments, params)
             metrics = metrics | {"loss": value, "gradient_norm": optax.tree.norm(grads)}
             return (optax.apply_updates(params, updates), moments), metrics
@@ -99,7 +100,7 @@ def train(
         with (out / "metrics.jsonl").open("a") as log:
             started, since = time.monotonic(), first
             for number in range(first, recipe.steps):
-                state, metrics = step(state, jnp.asarray(number))
+                state, metrics = step(state, jnp.asarray(number), data)
                 done = number + 1
                 if done % recipe.log_every == 0 or done == recipe.steps:
                     line: dict[str, Any] = {"step": done}
