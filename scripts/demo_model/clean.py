@@ -20,6 +20,12 @@ PLAIN = str.maketrans(
 )
 """What typesetting distinguishes and a keyboard does not. A small vocabulary has better uses."""
 
+UNPRINTABLE = frozenset({"Cc", "Cs", "Co"})
+"""Categories of control characters, lone surrogates and private ones."""
+SLURS = re.compile(
+    r"\b(nigger|negro(es)?|darkey|darkies|kike|faggot|retard|tranny|cunt|fuck)", re.IGNORECASE
+)
+"""What keeps an entry of a dictionary out of a small demo's training."""
 VERSE_SHARE = 0.7
 ATTRIBUTION_INDENT = 40
 
@@ -28,7 +34,9 @@ def tidy(text: str) -> str:
     """Plain quotes, dashes and spaces, NFC, no control characters, no spaces at the ends of lines,
     no two blank lines together, none at either end."""
     text = unicodedata.normalize("NFC", text.translate(PLAIN)).expandtabs(4)
-    text = "".join(c for c in text if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs", "Co"))
+    if not text.replace("\n", "").isprintable():
+        kept = (c for c in text if c == "\n" or unicodedata.category(c) not in UNPRINTABLE)
+        text = "".join(kept)
     text = re.sub(r" +$", "", text, flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 

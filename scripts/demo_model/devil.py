@@ -24,6 +24,8 @@ def documents(cache: Path) -> Iterator[Document]:
     index = debian.read(deb, f"{FOLDER}/devil.index").decode("utf-8")
     seen: dict[str, int] = {}
     for headword, entry in entries(text, index):
+        if clean.SLURS.search(entry):
+            continue
         seen[headword] = seen.get(headword, 0) + 1
         name = headword if seen[headword] == 1 else f"{headword} ({seen[headword]})"
         body = clean.unwrap(clean.tidy(entry).split("\n"))

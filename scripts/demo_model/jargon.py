@@ -66,7 +66,7 @@ def lexicon_entries(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         body = [b for b in body if not _is_letter(b)]
         text = "\n\n".join(shown for b in body if (shown := block(b)))
         title = f"{match[1]}: {match[2] or ''}".rstrip(" :")
-        if text:
+        if text and not clean.SLURS.search(title + text):
             yield match[1], f"{links(title)}\n\n{text}"
 
 
