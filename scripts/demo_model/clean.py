@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 PLAIN = str.maketrans(
     {
@@ -93,7 +94,7 @@ def prose(block: Sequence[str]) -> str:
     if base != first:  # the first line is indented as the first line of a paragraph
         starts = [i for i, line in enumerate(block) if i and indent(line) >= first]
     edges = [0, *starts, len(block)]
-    return "\n\n".join(join(block[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+    return "\n\n".join(join(block[a:b]) for a, b in pairwise(edges))
 
 
 def indent(line: str) -> int:

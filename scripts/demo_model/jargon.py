@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from scripts.demo_model import clean, debian
@@ -19,7 +19,9 @@ WIDE = 52
 MARGIN = 3
 LEAST_ESSAY = 400
 """Characters below which a section is only a list of its parts."""
-NOT_ESSAYS = re.compile(r"Revision History|Bibliography|Part I.*|The Jargon File|Chapter 3.*")
+NOT_ESSAYS = re.compile(
+    r"Revision History|Bibliography|Part I.*|Sexual Habits|The Jargon File|Chapter 3.*"
+)
 
 
 def documents(cache: Path) -> Iterator[Document]:
@@ -63,15 +65,15 @@ def lexicon_entries(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         match = ENTRY.fullmatch(lines[start])
         assert match is not None
         body = list(clean.blocks(lines[start + 1 : end]))
-        body = [b for b in body if not _is_letter(b)]
-        text = "\n\n".join(shown for b in body if (shown := block(b)))
+        entry = takewhile(lambda lines: not _is_letter(lines), body)
+        text = "\n\n".join(shown for b in entry if (shown := block(b)))
         title = f"{match[1]}: {match[2] or ''}".rstrip(" :")
         if text and not clean.SLURS.search(title + text):
             yield match[1], f"{links(title)}\n\n{text}"
 
 
 def _is_letter(lines: Sequence[str]) -> bool:
-    """Whether a block is the heading of a letter of the alphabet."""
+    """Whether a block is the heading of a letter of the alphabet. A list of headwords follows it."""
     return len(lines) == 1 and clean.indent(lines[0]) < MARGIN and len(lines[0].strip()) <= 4
 
 
@@ -83,7 +85,7 @@ def block(lines: Sequence[str]) -> str:
         return ""
     wide = max(map(len, dedented[:-1]), default=WIDE) >= WIDE
     spaced = any("   " in line for line in dedented)
-    if wide and not spaced or left == MARGIN and len(lines) == 1:
+    if (wide and not spaced) or (left == MARGIN and len(lines) == 1):
         return links(clean.join(dedented))
     return "\n".join(dedented)
 

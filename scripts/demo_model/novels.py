@@ -39,7 +39,9 @@ def documents(cache: Path) -> Iterator[Document]:
     novels = rdata.read_variables(index, database)
     for key, title in TITLES.items():
         for number, text in enumerate(chapters(novels[key].values), start=1):
-            yield Document("novels", f"{title}, chapter {number}", f"{title}, chapter {number}\n\n{text}")
+            yield Document(
+                "novels", f"{title}, chapter {number}", f"{title}, chapter {number}\n\n{text}"
+            )
 
 
 def chapters(lines: list[str]) -> Iterator[str]:

@@ -60,7 +60,9 @@ BLOCKS = frozenset(
 )  # fmt: skip
 VOID = frozenset({"br", "hr", "img", "input", "col", "wbr", "meta", "link"})
 DROPPED_TAGS = frozenset({"script", "style", "nav", "svg"})
-DROPPED_CLASSES = frozenset({"headerlink", "contents", "topic", "linenos", "toctree-wrapper", "availability"})
+DROPPED_CLASSES = frozenset(
+    {"headerlink", "contents", "topic", "linenos", "toctree-wrapper", "availability"}
+)
 LITERAL = frozenset({"code", "kbd", "samp"})
 
 

@@ -107,7 +107,9 @@ def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != learned:
-        raise ValueError(f"{tokenizer.get_vocab_size()} tokens learned, {learned} wanted: more text")
+        raise ValueError(
+            f"{tokenizer.get_vocab_size()} tokens learned, {learned} wanted: more text"
+        )
     tokenizer.add_tokens(
         [AddedToken(text, normalized=False, special=special) for text, special in ADDED.items()]
     )
