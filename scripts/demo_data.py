@@ -69,7 +69,8 @@ def pack_dialogues(
             tasks[one.task] = dialogues + 1, tokens + len(one.ids) + 1
             yield one.ids, one.mask
 
-    packing.pack_chat(folder, arrays(), learned.token_to_id(tokenizer.END_OF_TEXT), name)
+    end = tokenizer.added_id(learned, tokenizer.END_OF_TEXT)
+    packing.pack_chat(folder, arrays(), end, name)
     return tasks
 
 

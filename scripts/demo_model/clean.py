@@ -56,8 +56,10 @@ def blocks(lines: Sequence[str]) -> Iterator[list[str]]:
 
 
 def join(lines: Sequence[str]) -> str:
-    """Lines of prose as one line."""
-    return re.sub(r"\s+", " ", " ".join(lines)).strip()
+    """Lines of prose as one line. No space comes behind a hyphen, or a dash set without spaces, that
+    ends a line."""
+    text = re.sub(r"(?<=\w-)\n\s*(?=\w)|(?<=\w--)\n\s*(?=\S)", "", "\n".join(lines))
+    return re.sub(r"\s+", " ", text).strip()
 
 
 def unwrap(lines: Sequence[str]) -> str:

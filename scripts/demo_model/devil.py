@@ -42,9 +42,9 @@ def entries(text: bytes, index: str) -> Iterator[tuple[str, str]]:
     """
     places: dict[tuple[int, int], str] = {}
     for line in index.splitlines():
-        headword, offset, length, *_ = line.split("\t")
+        headword, *place = line.split("\t")
         if not headword.startswith("00"):
-            places.setdefault((number(offset), number(length)), headword)
+            places.setdefault((number(place[0]), number(place[1])), headword)
     for (offset, length), headword in sorted(places.items()):
         yield headword, text[offset : offset + length].decode("utf-8")
 

@@ -59,7 +59,7 @@ class AssistantMarks:
     def of(tokenizer: Tokenizer) -> AssistantMarks:
         """The ids in a tokenizer."""
         header = tokenizer.encode(f"{tokens.TURN_START}assistant\n", add_special_tokens=False)
-        think, end = map(tokenizer.token_to_id, (tokens.THINK, tokens.TURN_END))
+        think, end = (tokens.added_id(tokenizer, t) for t in (tokens.THINK, tokens.TURN_END))
         return AssistantMarks(tuple(header.ids), think, end)
 
 
@@ -87,8 +87,8 @@ def pack_text(
 ) -> dict[str, int]:
     """Writes `text.npy` of the training documents. Returns the tokens of each source."""
     training = [document for document in documents if not document.held_out]
-    np.random.default_rng(seed).shuffle(training)  # type: ignore[arg-type]
-    end = tokenizer.token_to_id(tokens.END_OF_TEXT)
+    np.random.default_rng(seed).shuffle(training)
+    end = tokens.added_id(tokenizer, tokens.END_OF_TEXT)
     counts: dict[str, int] = {}
     parts = []
     for document, ids in _encoded(tokenizer, training):

@@ -116,6 +116,14 @@ def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
     return tokenizer
 
 
+def added_id(tokenizer: Tokenizer, text: str) -> int:
+    """The id of an added token. Raises KeyError if the tokenizer has none of that text."""
+    token_id = tokenizer.token_to_id(text)
+    if token_id is None:
+        raise KeyError(text)
+    return int(token_id)
+
+
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, chat_template: str) -> None:
     """Writes tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json,
     as a checkpoint of Hugging Face has them."""
@@ -150,7 +158,7 @@ def tokenizer_config(added_tokens: list[dict[str, Any]]) -> dict[str, Any]:
 
 def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
     """The content of generation_config.json."""
-    end_of_text, turn_end = map(tokenizer.token_to_id, (END_OF_TEXT, TURN_END))
+    end_of_text, turn_end = (added_id(tokenizer, text) for text in (END_OF_TEXT, TURN_END))
     return {
         "bos_token_id": end_of_text,
         "do_sample": True,

@@ -49,7 +49,7 @@ class Sense:
     @property
     def meaning(self) -> str:
         """The gloss without examples."""
-        return self.gloss.split('; "')[0]
+        return re.split(r'[;,:]? "', self.gloss)[0]
 
 
 def documents(cache: Path) -> Iterator[Document]:
@@ -126,10 +126,10 @@ def read_common(deb: Path) -> dict[str, tuple[str, int]]:
     uses: dict[tuple[str, str], int] = {}
     types = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
     for line in debian.read(deb, f"{FOLDER}/cntlist.rev").decode("ascii").splitlines():
-        key, _, count = line.split(" ")
+        key, _, tagged = line.split(" ")
         word, _, rest = key.partition("%")
         use = word, types[rest[0]]
-        uses[use] = uses.get(use, 0) + int(count)
+        uses[use] = uses.get(use, 0) + int(tagged)
     best: dict[str, tuple[int, str, int]] = {}
     for part in PARTS:
         for line in debian.read(deb, f"{FOLDER}/index.{part}").decode("ascii").splitlines():
@@ -139,5 +139,6 @@ def read_common(deb: Path) -> dict[str, tuple[str, int]]:
                 continue
             senses = int(fields[1])
             offset = int(fields[-senses])
-            best[word] = max(best.get(word, (0, "", 0)), (count, part, offset))
+            found = (count, part, offset)
+            best[word] = max(best.get(word, found), found)
     return {word: (part, offset) for word, (_, part, offset) in best.items()}

@@ -14,6 +14,11 @@ def test_prose_is_unwrapped():
     assert clean.unwrap(lines) == "It is a truth universally acknowledged.\n\nHe came\n\nand went."
 
 
+def test_a_hyphen_ends_a_line():
+    lines = ["said Brillat-", "Savarin--", "he dined -- ", "twice"]
+    assert clean.join(lines) == "said Brillat-Savarin--he dined -- twice"
+
+
 def test_verse_keeps_its_lines_and_its_author():
     lines = ["    Blow, blow --", "      O'er Ceylon,", "    Where all", " " * 60 + "Bishop Sheber"]
     assert clean.unwrap(lines) == "Blow, blow --\n  O'er Ceylon,\nWhere all\n-- Bishop Sheber"

@@ -59,7 +59,7 @@ def test_mask_is_of_turns_that_think(learned):
     ]
     encoded = [learned.encode(text).ids for text, _ in parts]
     ids = learned.encode("".join(text for text, _ in parts)).ids
-    assert ids == sum(encoded, [])
+    assert ids == [token for part in encoded for token in part]
     expected = np.repeat([mask for _, mask in parts], [len(part) for part in encoded])
     marks = packing.AssistantMarks.of(learned)
     np.testing.assert_array_equal(packing.assistant_mask(ids, marks), expected)

@@ -5,7 +5,26 @@ import pytest
 from scripts.demo_model import corpus, devil, jargon, novels, python_docs, wordnet
 from scripts.demo_model.document import Document
 
-NOVEL = ["EMMA", "", "VOLUME I", "", "CHAPTER I", "", "Emma Woodhouse, handsome,", "_clever_, and rich.", "", "VOLUME II", "", "CHAPTER I", "", "The end of half a", "dozen years.", "", "FINIS", "A NOTE ON THE TEXT", "by others"]
+NOVEL = """EMMA
+
+VOLUME I
+
+CHAPTER I
+
+Emma Woodhouse, handsome,
+_clever_, and rich.
+
+VOLUME II
+
+CHAPTER I
+
+The end of half a
+dozen years.
+
+FINIS
+A NOTE ON THE TEXT
+by others
+"""
 
 PAGE = """
 <section><h1><code>bisect</code> — Array<a class="headerlink" href="#x">¶</a></h1>
@@ -77,7 +96,7 @@ LEXICON = """Glossary
 
 
 def test_chapters_are_numbered_without_the_edition():
-    assert list(novels.chapters(NOVEL)) == [
+    assert list(novels.chapters(NOVEL.splitlines())) == [
         "Emma Woodhouse, handsome, clever, and rich.",
         "The end of half a dozen years.",
     ]
