@@ -1,1 +1,1 @@
-"""Making the small model that ships with the package: its data, its dialogues, its training."""
+"""How the shipped demo model is made: its data and its questions."""
