@@ -1,0 +1,1 @@
+"""How the shipped demo model is made: its data and its questions."""
