@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-GIVEN_NAMES: tuple[str, ...] = tuple(
+from scripts.demo_model.dialogues.words import listing
+
+GIVEN_NAMES: tuple[str, ...] = listing(
     """
 Ada Adam Agnes Alan Albert Alice Alma Amir Amy Andre Anna Anton Arthur Astrid Ben Bela Bruno Carl
 Carla Carmen Cecil Clara Claire Cora Daisy Dana Daniel David Diana Dora Edgar Edith Elena Eli Ella
@@ -16,9 +18,9 @@ Mina Mira Mona Nadia Nina Noah Nora Olaf Olga Oliver Omar Oscar Otto Pablo Paul 
 Peter Petra Philip Priya Rafael Ralph Ravi Rita Robert Rosa Ruth Samir Sam Sara Selma Simon Sofia
 Sonja Stella Sven Tara Theo Thomas Tim Tina Tom Ulla Ursula Vera Victor Viola Walter Wanda Will Yara
 Yuki Yusuf Zara Zoe
-""".split()
+"""
 )
-SURNAMES: tuple[str, ...] = tuple(
+SURNAMES: tuple[str, ...] = listing(
     """
 Abbott Adler Bauer Becker Bell Berg Black Bloom Bond Braun Brook Brown Burns Carter Chen Clark Cole
 Cook Costa Cross Dahl Davis Diaz Dietrich Ellis Evans Farmer Fischer Fisher Fox Frost Garcia Gray
@@ -27,9 +29,9 @@ Lang Larsen Lee Lehmann Lopez Lund Marsh Martin Mason Meyer Miller Moore Moreau 
 Nair Neumann Nolan Novak Okoro Olsen Palmer Park Patel Perez Petrov Pohl Price Quinn Ramos Reed
 Richter Rivera Roth Rossi Sato Schmidt Scott Shaw Silva Singh Smith Stone Swan Tanaka Taylor Torres
 Turner Vogel Wagner Walsh Ward Weber West White Winter Wolf Wood Wright Yilmaz Young Zimmer
-""".split()
+"""
 )
-CITIES: tuple[str, ...] = tuple(
+CITIES: tuple[str, ...] = listing(
     """
 Accra Amman Amsterdam Ankara Athens Baghdad Bangkok Barcelona Basel Beijing Belgrade Bergen Berlin
 Bern Bogota Bonn Boston Bremen Brussels Bucharest Budapest Cairo Calgary Chicago Cologne Copenhagen
@@ -40,54 +42,54 @@ Mumbai Munich Nairobi Naples Nice Nuremberg Oslo Osaka Ottawa Oxford Paris Perth
 Riga Rome Rotterdam Salzburg Santiago Seattle Seoul Seville Shanghai Sofia Stockholm Stuttgart
 Sydney Taipei Tallinn Tampere Tokyo Toronto Trieste Tunis Turin Utrecht Valencia Venice Vienna
 Vilnius Warsaw York Zagreb Zurich
-""".split()
+"""
 )
-JOBS: tuple[str, ...] = tuple(
+JOBS: tuple[str, ...] = listing(
     """
 actor architect artist baker barber butcher captain carpenter chemist clerk coach cook dancer
 dentist designer doctor driver editor engineer farmer firefighter fisher gardener guide hunter
 janitor jeweler judge lawyer librarian mason mechanic miner musician nurse painter pharmacist
 photographer pilot plumber poet potter printer sailor sculptor singer smith soldier surgeon tailor
 teacher translator vet waiter weaver writer
-""".split()
+"""
 )
-COLORS: tuple[str, ...] = tuple(
-    "black blue brown golden gray green orange pink purple red silver white yellow".split()
+COLORS: tuple[str, ...] = listing(
+    "black blue brown golden gray green orange pink purple red silver white yellow"
 )
-THINGS: tuple[str, ...] = tuple(
+THINGS: tuple[str, ...] = listing(
     """
 apples balls beads books bottles boxes buttons cards carrots chairs coins cookies cups eggs flowers
 grapes hats keys lamps lemons letters marbles melons nails nuts oranges pears pencils pens plates
 plums postcards ribbons roses shells shirts socks spoons stamps stars stickers stones tickets
 tomatoes toys tulips
-""".split()
+"""
 )
-ARTICLES: tuple[str, ...] = tuple(
+ARTICLES: tuple[str, ...] = listing(
     """
 backpack basket bicycle blanket camera candle carpet clock coat cup desk drum fan flute guitar
 hammer helmet jacket kettle kite knife ladder lamp lantern mirror mug notebook oven pan pen piano
 pillow radio rope ruler saw scarf sofa stove suitcase sweater table telescope tent toaster towel
 umbrella vase violin wallet watch
-""".split()
+"""
 )
-BRANDS: tuple[str, ...] = tuple(
+BRANDS: tuple[str, ...] = listing(
     """
 Alto Arvo Belmo Brisk Corvi Delta Elmo Fenix Gala Halo Indigo Juno Kappa Lumo Mirado Nordo Orbit
 Polar Quadra Rova Solis Tempo Umbra Vesta Wendo Xeno Yara Zenta
-""".split()
+"""
 )
-COUNTRIES: tuple[str, ...] = tuple(
+COUNTRIES: tuple[str, ...] = listing(
     """
 Argentina Austria Belgium Brazil Canada Chile China Cuba Denmark Egypt Finland France Germany Ghana
 Greece Hungary Iceland India Ireland Israel Italy Japan Kenya Mexico Morocco Norway Peru Poland
 Portugal Romania Russia Spain Sweden Thailand Turkey Ukraine Vietnam
-""".split()
+"""
 )
-LANGUAGES: tuple[str, ...] = tuple(
+LANGUAGES: tuple[str, ...] = listing(
     """
 Arabic Chinese Czech Danish Dutch English Finnish French German Greek Hindi Italian Japanese Korean
 Latin Norwegian Polish Portuguese Russian Spanish Swedish Turkish
-""".split()
+"""
 )
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
@@ -95,9 +97,9 @@ MONTHS = (
     *("August", "September", "October", "November", "December"),
 )
 PETS = ("canary", "cat", "dog", "goat", "hamster", "horse", "parrot", "pony", "rabbit", "turtle")
-_HEADS = "b br c d dr f fl g gr h j k kl l m n p pl r s st t tr v w z".split()
-_MIDDLES = "a e i o u ai ea ou".split()
-_TAILS = "l m n r s t rd nd ck x lm".split()
+_HEADS = listing("b br c d dr f fl g gr h j k kl l m n p pl r s st t tr v w z")
+_MIDDLES = listing("a e i o u ai ea ou")
+_TAILS = listing("l m n r s t rd nd ck x lm")
 
 
 def syllables(rng: random.Random, count: int = 2) -> str:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-NOUNS: tuple[str, ...] = tuple(
+
+def listing(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
+NOUNS: tuple[str, ...] = listing(
     """
 acorn actor air alarm album anchor angel animal ankle answer ant apple apron arch arm army arrow
 art ash atlas aunt autumn axe baby back bag baker ball balloon banana band bank barn basket bath
@@ -44,9 +50,9 @@ treasure tree trumpet trunk tulip tunnel turkey turnip turtle uncle uniform vall
 vessel village vine violin voice volcano wagon waist wall walnut walrus watch water wave wax weasel
 web wedding week well west whale wheat wheel whip whistle wife wind window wine wing winter wire
 witch wolf wood wool world worm wrist yacht yard yarn year yogurt zebra zipper zoo
-""".split()
+"""
 )
-ADJECTIVES: tuple[str, ...] = tuple(
+ADJECTIVES: tuple[str, ...] = listing(
     """
 angry bitter black blue bold brave bright broad brown busy calm careful cheap clean clever cold
 cool curious dark deep dry early empty fair famous fast flat fresh full gentle glad golden grand
@@ -55,9 +61,9 @@ light little lonely long loud lucky merry mild narrow near neat new noble odd ol
 polite poor proud pure quick quiet rare red rich ripe rough round royal sad safe sharp short shy
 silent simple slow small smart smooth soft solid sour steep strange strong sudden sweet tall tame
 thick thin tidy tiny tired warm weak wet white wide wild wise yellow young
-""".split()
+"""
 )
-VERBS: tuple[str, ...] = tuple(
+VERBS: tuple[str, ...] = listing(
     """
 ask bake begin bend bite blow break bring build burn buy call carry catch choose clap climb close
 come count cover cross cry cut dig draw drink drive drop eat enter fall feed feel fight find float
@@ -68,7 +74,7 @@ rest return ride rise roll run save say see sell send sew shake share shine shou
 sleep smell smile speak spell spend spin stand start stay steal stop study sweep swim swing take
 talk taste teach tell think throw touch travel try turn visit wait wake walk wash wear weave whisper
 win wish work write yawn
-""".split()
+"""
 )
 WORDS: tuple[str, ...] = tuple(sorted({*NOUNS, *ADJECTIVES, *VERBS}))
 """All of them, each once."""
