@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class Sources:
     glosses: Sequence[tuple[str, str]] = ()
 
 
+_BEFORE_VOWEL = re.compile(r"\b([aA])(?= [aeioAEIO])")
 Maker = Callable[[random.Random, Sources], Dialogue]
 
 
@@ -83,3 +85,8 @@ def listed(words: Sequence[str]) -> str:
 def capital(text: str) -> str:
     """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
+
+
+def with_articles(text: str) -> str:
+    """`an` for `a` before vowels."""
+    return _BEFORE_VOWEL.sub(r"\1n", text)

@@ -7,7 +7,14 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from scripts.demo_model.dialogues.dialogue import Dialogue, Sources, asked, capital, listed
+from scripts.demo_model.dialogues.dialogue import (
+    Dialogue,
+    Sources,
+    asked,
+    capital,
+    listed,
+    with_articles,
+)
 from scripts.demo_model.dialogues.pools import (
     ARTICLES,
     BRANDS,
@@ -79,7 +86,7 @@ def _title(rng: random.Random) -> str:
     noun, adjective = rng.choice(NOUNS), rng.choice(ADJECTIVES)
     form = rng.choice(("The {a} {n}", "{a} {n}", "A {a} {n}", "{n} and {m}", "The {n} of {c}"))
     parts = {"a": adjective, "n": noun, "m": rng.choice(NOUNS), "c": city(rng)}
-    return form.format(**{name: capital(word) for name, word in parts.items()})
+    return with_articles(form.format(**{name: capital(word) for name, word in parts.items()}))
 
 
 def _event(rng: random.Random) -> str:
@@ -258,7 +265,7 @@ def record(rng: random.Random) -> Record:
         mark = rng.choice((": ", " = ", " is "))
         text = rng.choice(("; ", ", ", "\n", ". ")).join(f"{n}{mark}{values[n]}" for n in names)
     else:
-        text = rng.choice(kind.texts).format(**values)
+        text = with_articles(rng.choice(kind.texts).format(**values))
     count = rng.choices((2, 3, 4, 5), (3, 5, 3, 1))[0]
     names = list(values)
     chosen = rng.sample(names, min(count, len(names)))
