@@ -150,7 +150,7 @@ def _core(rng: random.Random) -> tuple[str, str, str]:
         return question.format(word), plural, f"The plural of {word} is {{}}."
     if kind == 3:
         thing, color = rng.choice(list(THING_COLORS.items()))
-        question = rng.choice(("What color is {}?", "Which color has {}?"))
+        question = rng.choice(("What color is {}?", "Tell me the color of {}."))
         return question.format(thing), color, "{}."
     if kind == 4:
         question, answer = rng.choice(list(COUNTS.items()))

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from scripts.demo_model.dialogues.words import listing
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return dict(pair.split("-") for pair in listing(text))
+
+
 CAPITALS: Mapping[str, str] = {
     "France": "Paris",
     "Germany": "Berlin",
@@ -36,86 +43,23 @@ CAPITALS: Mapping[str, str] = {
     "the United Kingdom": "London",
     "the United States": "Washington",
 }
-OPPOSITES: Mapping[str, str] = dict(
-    pair.split("-")
-    for pair in [
-        "hot-cold",
-        "big-small",
-        "tall-short",
-        "fast-slow",
-        "old-young",
-        "rich-poor",
-        "dark-light",
-        "hard-soft",
-        "wet-dry",
-        "full-empty",
-        "early-late",
-        "open-closed",
-        "happy-sad",
-        "strong-weak",
-        "high-low",
-        "long-short",
-        "good-bad",
-        "left-right",
-        "up-down",
-        "day-night",
-        "near-far",
-        "loud-quiet",
-        "clean-dirty",
-        "heavy-light",
-        "thick-thin",
-        "wide-narrow",
-        "true-false",
-        "first-last",
-        "always-never",
-        "black-white",
-        "hungry-full",
-        "new-old",
-        "begin-end",
-        "love-hate",
-        "win-lose",
-        "north-south",
-        "east-west",
-        "inside-outside",
-    ]
+OPPOSITES: Mapping[str, str] = _pairs(
+    """
+hot-cold big-small tall-short fast-slow old-young rich-poor dark-light hard-soft wet-dry
+full-empty early-late open-closed happy-sad strong-weak high-low long-short good-bad left-right
+up-down day-night near-far loud-quiet clean-dirty heavy-light thick-thin wide-narrow true-false
+first-last always-never black-white hungry-full new-old begin-end love-hate win-lose north-south
+east-west inside-outside
+"""
 )
-PLURALS: Mapping[str, str] = dict(
-    pair.split("-")
-    for pair in [
-        "cat-cats",
-        "dog-dogs",
-        "box-boxes",
-        "bus-buses",
-        "city-cities",
-        "baby-babies",
-        "lady-ladies",
-        "child-children",
-        "man-men",
-        "woman-women",
-        "foot-feet",
-        "tooth-teeth",
-        "mouse-mice",
-        "goose-geese",
-        "leaf-leaves",
-        "knife-knives",
-        "wolf-wolves",
-        "sheep-sheep",
-        "fish-fish",
-        "house-houses",
-        "tree-trees",
-        "book-books",
-        "church-churches",
-        "dish-dishes",
-        "berry-berries",
-        "key-keys",
-        "toy-toys",
-        "potato-potatoes",
-        "tomato-tomatoes",
-        "shelf-shelves",
-        "life-lives",
-        "wife-wives",
-        "ox-oxen",
-    ]
+PLURALS: Mapping[str, str] = _pairs(
+    """
+cat-cats dog-dogs box-boxes bus-buses city-cities baby-babies lady-ladies child-children man-men
+woman-women foot-feet tooth-teeth mouse-mice goose-geese leaf-leaves knife-knives wolf-wolves
+sheep-sheep fish-fish house-houses tree-trees book-books church-churches dish-dishes
+berry-berries key-keys toy-toys potato-potatoes tomato-tomatoes shelf-shelves life-lives
+wife-wives ox-oxen
+"""
 )
 THING_COLORS: Mapping[str, str] = {
     "the sky on a clear day": "Blue",

@@ -168,7 +168,7 @@ def _generic(rng: random.Random) -> Tool:
     """A tool that nobody knows, whose schema says all."""
     verb, noun = rng.choice(VERBS), rng.choice(NOUNS)
     names = rng.sample(_GENERIC, rng.choice((1, 2, 2, 3)))
-    parts = [f"{name} {{{name}}}" for name in names]
+    parts = [f"{name} {{{name}}}" for name in rng.sample(names, len(names))]
     tail = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return Tool(
         f"{verb}_{noun}",
@@ -199,7 +199,8 @@ def _offer(rng: random.Random, tool: Tool) -> Offer:
     elif style < 0.4:
         name = f"{syllables(rng)}_{syllables(rng)}"
     names: dict[str, str] = {}
-    renamed = rng.random() < 0.35
+    # Requests for unknown tools say the parameters' own names.
+    renamed = tool in TOOLS and rng.random() < 0.35
     for usual in tool.parameters.split():
         free = [other for other in PARAMETERS[usual].names if other not in names.values()]
         names[usual] = rng.choice([usual, *free]) if renamed else usual
