@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from scripts.demo_model.dialogues import (
     arithmetic,
@@ -16,7 +17,14 @@ from scripts.demo_model.dialogues import (
     tools,
 )
 from scripts.demo_model.dialogues import passages as passage_questions
-from scripts.demo_model.dialogues.dialogue import Dialogue, Maker, Sources, is_held_out
+from scripts.demo_model.dialogues.basics import PLAIN_SYSTEMS
+from scripts.demo_model.dialogues.dialogue import (
+    Dialogue,
+    Maker,
+    Sources,
+    is_held_out,
+    system,
+)
 from scripts.demo_model.dialogues.rendering import render
 
 __all__ = ["FIXED", "TASKS", "Dialogue", "dialogues", "is_held_out", "render"]
@@ -64,4 +72,12 @@ def dialogues(
         dialogue = maker(rng, sources)
         while name not in FIXED and is_held_out(dialogue.key) != held_out:
             dialogue = maker(rng, sources)
-        yield dialogue
+        yield _introduced(rng, dialogue)
+
+
+def _introduced(rng: random.Random, dialogue: Dialogue) -> Dialogue:
+    """Now and then with a system message that changes nothing."""
+    if rng.random() >= 0.06 or dialogue.messages[0]["role"] == "system":
+        return dialogue
+    message = system(rng.choice(PLAIN_SYSTEMS))
+    return replace(dialogue, messages=[message, *dialogue.messages])

@@ -153,7 +153,8 @@ def arithmetic(rng: random.Random, sources: Sources) -> Dialogue:
         return asked(
             "arithmetic", task.key, question(rng, task), "", f"{task.equation}.", thinking=False
         )
-    if rng.random() < 0.2 and (task.operation != "sub" or task.a >= task.b):
+    tellable = min(task.a, task.b) > 1 and (task.operation != "sub" or task.a >= task.b)
+    if tellable and rng.random() < 0.2:
         return _story(rng, task)
     return asked("arithmetic", task.key, question(rng, task), task.steps, f"{task.equation}.")
 

@@ -103,14 +103,20 @@ _TALK: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
         ("ninfer-jax is a JAX runtime for hybrid language models. I am its small demo model.",),
     ),
 )
+PLAIN_SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a friendly assistant. Be brief.",
+    "You are a helpful, honest assistant.",
+    "You are a careful assistant.",
+)
+"""System messages that ask for nothing in particular."""
 _STYLES: tuple[tuple[str, str], ...] = (
     ("Answer in one word.", "one word"),
     ("Answer with a single word only.", "one word"),
     ("You answer in one word.", "one word"),
     ("Answer in upper case.", "upper case"),
     ("Write your answers in capital letters.", "upper case"),
-    ("You are a helpful assistant.", "plain"),
-    ("You are a friendly assistant. Be brief.", "plain"),
+    *((text, "plain") for text in PLAIN_SYSTEMS[:2]),
 )
 
 

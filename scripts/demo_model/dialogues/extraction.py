@@ -276,8 +276,10 @@ def record(rng: random.Random) -> Record:
 
 def question(rng: random.Random, one: Record) -> str:
     """The request before or after the text."""
-    fields = listed(one.asked) if rng.random() < 0.75 else ", ".join(one.asked)
-    request = rng.choice(_REQUESTS).format(f=fields)
+    phrase = rng.choice(_REQUESTS)
+    article = "the " if rng.random() < 0.15 and "keys" not in phrase else ""
+    names = [f"{article}{name}" for name in one.asked]
+    request = phrase.format(f=listed(names) if rng.random() < 0.75 else ", ".join(names))
     gap = rng.choice(("\n", "\n\n", " "))
     if rng.random() < 0.6:
         return f"{one.text}{gap}{request}"

@@ -31,7 +31,10 @@ MAX_PASSAGE = 700
 NOT_SAID = "The passage does not say."
 """The answer to what the passage does not tell."""
 
-_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+_SENTENCE = re.compile(
+    r"(?:(?<=[.!?])|(?<=[.!?][\"”']))(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.)(?<!\b[A-Z]\.)\s+(?=[\"“A-Z])"
+)
+_MARKS = ".,;:!?\"'“”‘’()[]_-—*"
 _FACTS: tuple[tuple[str, str, str], ...] = (
     ("{name} lives in {city}.", "Where does {name} live?", "city"),
     ("{name} works as a {job}.", "What is the job of {name}?", "job"),
@@ -137,15 +140,15 @@ def cut(passage: str) -> str:
 
 def _real(rng: random.Random, passage: str) -> Dialogue:
     words = passage.split()
+    first = _SENTENCE.split(passage)[0]
     kind = rng.random()
-    if kind < 0.2:
-        question, steps, answer = "What is the first word of the passage?", "", words[0]
-        steps = "I look at its beginning."
-    elif kind < 0.3:
-        question, answer = "What is the last word of the passage?", words[-1]
-        steps = "I look at its end."
-    elif kind < 0.5:
-        answer = _SENTENCE.split(passage)[0]
+    if kind < 0.15:
+        question = rng.choice(("What is the first word of the passage?", "Give me its first word."))
+        steps, answer = "I look at its beginning.", words[0].strip(_MARKS)
+    elif kind < 0.25:
+        question = rng.choice(("What is the last word of the passage?", "Give me its last word."))
+        steps, answer = "I look at its end.", words[-1].strip(_MARKS)
+    elif kind < 0.5 and len(first) <= 200:
         question = rng.choice(
             (
                 "Copy the first sentence.",
@@ -153,7 +156,7 @@ def _real(rng: random.Random, passage: str) -> Dialogue:
                 "Repeat the first sentence.",
             )
         )
-        steps = f"I copy until the first end of a sentence: {answer.split()[-1]}"
+        steps, answer = f"The first sentence ends with: {' '.join(first.split()[-2:])}", first
     elif kind < 0.75:
         question, steps, answer = _occurring(rng, words)
     else:
@@ -163,7 +166,7 @@ def _real(rng: random.Random, passage: str) -> Dialogue:
 
 
 def _occurring(rng: random.Random, words: list[str]) -> tuple[str, str, str]:
-    plain = {word.strip(".,;:!?\"'()").lower() for word in words}
+    plain = {word.strip(_MARKS).lower() for word in words}
     candidates = sorted(word for word in plain if word.isalpha() and len(word) > 3)
     absent = [word for word in rng.sample(WORDS, 12) if word not in plain][:2]
     present = rng.choice(candidates) if candidates else words[0]

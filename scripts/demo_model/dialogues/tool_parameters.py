@@ -102,7 +102,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "destination": _text("Where it goes.", city, "target", "to_city"),
     "country": _text("Name of the country.", lambda rng: rng.choice(COUNTRIES), "nation", "land"),
     "day": _enum("Day of the week.", " ".join(DAYS), "weekday"),
-    "month": _enum("Month of the year.", " ".join(MONTHS)),
+    "month": _text("Month of the year.", lambda rng: rng.choice(MONTHS)),
     "date": _text("Date as YYYY-MM-DD.", _date, "on_date", "when"),
     "time": _text("Time as HH:MM.", _clock, "at", "clock", "hour"),
     "person": _text("Name of the person.", full_name, "name", "contact", "who"),
@@ -117,7 +117,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "file": _text("Name of the file.", _file, "path", "filename"),
     "address": _text("Mail address.", _mail, "to", "recipient"),
     "symbol": _text("Symbol of the share.", _symbol, "ticker", "code"),
-    "language": _enum("Language.", " ".join(LANGUAGES), "target_language", "lang"),
+    "language": _text("Language.", lambda rng: rng.choice(LANGUAGES), "target_language", "lang"),
     "source_currency": _enum(
         "Currency to convert from.", "EUR USD GBP JPY CHF SEK", "from", "base"
     ),
@@ -126,7 +126,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "target_unit": _enum("Unit to convert to.", "meters grams liters kilometers", "to_unit"),
     "room": _enum("Room of the house.", "kitchen bedroom bathroom hall office garage", "zone"),
     "device": _enum("Kind of device.", "fan heater radio printer camera oven", "machine"),
-    "color": _enum("Color.", " ".join(COLORS), "colour", "tint"),
+    "color": _text("Color.", lambda rng: rng.choice(COLORS), "colour", "tint"),
     "size": _enum("Size.", "small medium large"),
     "genre": _enum("Kind of music.", "jazz rock classical folk pop blues", "style"),
     "priority": _enum("How urgent it is.", "low normal high", "urgency"),

@@ -88,7 +88,7 @@ def request(rng: random.Random) -> Request:
     values = {name: PARAMETERS[name].draw(rng) for name in chosen}
     question = with_articles(phrase.format(**_said(values)))
     if rng.random() < 0.1:
-        question = f"{rng.choice(('Hi!', 'Hello,', 'Please:', 'One more thing:'))} {question}"
+        question = f"{rng.choice(('Hi!', 'Hello!', 'One more thing.'))} {question}"
     return Request(offer, offers, capital(question), values)
 
 
@@ -147,7 +147,7 @@ def _missing(one: Request, rng: random.Random) -> Dialogue:
 
 def _offers(rng: random.Random) -> tuple[Offer, ...]:
     offers: list[Offer] = []
-    for _ in range(rng.choices((1, 2, 3), (4, 4, 3))[0]):
+    for _ in range(rng.choices((1, 2, 3), (5, 4, 2))[0]):
         tool = _generic(rng) if rng.random() < 0.22 else rng.choice(TOOLS)
         if not _rivals(tool, offers):
             offers.append(_offer(rng, tool))
@@ -181,7 +181,7 @@ def _generic(rng: random.Random) -> Tool:
             f"Can you {verb} the {noun} with {tail}?",
         ),
         "number",
-        f"I could {verb} the {noun}; it has the number {{number}}.",
+        f"Done: the {noun} has the number {{number}}.",
         f"{capital(verb)} the {noun}.",
         f"Which {names[0]}?",
     )
@@ -208,7 +208,7 @@ def _offer(rng: random.Random, tool: Tool) -> Offer:
 
 
 def _schema(rng: random.Random, tool: Tool, name: str, names: Mapping[str, str]) -> dict[str, Any]:
-    described = rng.random() < 0.5
+    described = rng.random() < 0.3
     needed = [usual for usual in names if all(f"{{{usual}}}" in phrase for phrase in tool.requests)]
     parameters = {
         "type": "object",
