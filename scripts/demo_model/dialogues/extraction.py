@@ -28,7 +28,7 @@ from scripts.demo_model.dialogues.pools import (
     full_name,
     syllables,
 )
-from scripts.demo_model.dialogues.words import ADJECTIVES, NOUNS
+from scripts.demo_model.dialogues.words import ADJECTIVES, NOUNS, listing
 
 Value = str | int
 Draw = Callable[[random.Random], Value]
@@ -256,9 +256,37 @@ _REQUESTS = (
 )
 
 
+_ASIDES = (
+    "It was a fine day.",
+    "Please keep this note.",
+    "This is all we know.",
+    "More will follow soon.",
+    "Thank you for your help.",
+    "Nobody knew that before.",
+)
+_NUMBERS = listing("height weight speed level depth volume score rank code floor seats stock")
+_NAMES = listing("color maker owner shape material origin group sign partner use place label")
+_FORMS = ("Its {f} is {v}.", "The {f} is {v}.", "It has the {f} {v}.", "As {f} we noted {v}.")
+
+
+def _thing(rng: random.Random) -> Kind:
+    """Something with fields that go together by chance."""
+    numbers, names = (
+        rng.sample(_NUMBERS, rng.choice((1, 2))),
+        rng.sample(_NAMES, rng.choice((2, 3))),
+    )
+    pools = (_one(COLORS), _one(NOUNS), _invented, full_name)
+    draws = {name: rng.choice(pools) for name in names}
+    draws.update({name: _between(0, 999) for name in numbers})
+    fields = rng.sample(list(draws), len(draws))
+    parts = [rng.choice(_FORMS).format(f=name, v=f"{{{name}}}") for name in fields]
+    text = f"Here is a {rng.choice(NOUNS)}. {' '.join(parts)}"
+    return Kind("thing", {name: draws[name] for name in fields}, (text,))
+
+
 def record(rng: random.Random) -> Record:
     """A text and two to all of its fields, in any order."""
-    kind = rng.choice(KINDS)
+    kind = _thing(rng) if rng.random() < 0.15 else rng.choice(KINDS)
     values = {name: draw(rng) for name, draw in kind.fields.items()}
     if rng.random() < 0.12:
         names = rng.sample(list(values), len(values))
@@ -266,6 +294,9 @@ def record(rng: random.Random) -> Record:
         text = rng.choice(("; ", ", ", "\n", ". ")).join(f"{n}{mark}{values[n]}" for n in names)
     else:
         text = with_articles(rng.choice(kind.texts).format(**values))
+        if rng.random() < 0.12:
+            aside = rng.choice(_ASIDES)
+            text = f"{text} {aside}" if rng.random() < 0.5 else f"{aside} {text}"
     count = rng.choices((2, 3, 4, 5), (3, 5, 3, 1))[0]
     names = list(values)
     chosen = rng.sample(names, min(count, len(names)))

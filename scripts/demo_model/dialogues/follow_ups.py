@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from scripts.demo_model.dialogues import arithmetic, extraction, passages, sorting
+from scripts.demo_model.dialogues import arithmetic, basics, copying, extraction, passages, sorting
 from scripts.demo_model.dialogues.arithmetic import Exercise
 from scripts.demo_model.dialogues.dialogue import (
     Dialogue,
+    Maker,
     Sources,
     assistant,
     is_held_out,
@@ -19,8 +20,8 @@ Turns = tuple[str, list[dict[str, Any]]]
 
 
 def follow_ups(rng: random.Random, sources: Sources) -> Dialogue:
-    """Two or three turns after an exercise, a sorted list, a record or a passage."""
-    key, messages = rng.choices((_sum, _order, _record, _told), (5, 3, 3, 2))[0](rng)
+    """Two or three turns; now and then the second is about something else."""
+    key, messages = rng.choices((_sum, _order, _record, _told, _change), (5, 3, 3, 2, 4))[0](rng)
     return Dialogue("follow-ups", key, messages)
 
 
@@ -108,6 +109,25 @@ def _told(rng: random.Random) -> Turns:
         assistant(f'It says: "{one.source}"', "I quote the sentence."),
     ]
     return one.key, messages
+
+
+def _change(rng: random.Random) -> Turns:
+    """One question after another that has nothing to do with it."""
+    before, after = (rng.choice(_ALONE)(rng, Sources()) for _ in range(2))
+    while is_held_out(before.key):
+        before = rng.choice(_ALONE)(rng, Sources())
+    while not after.thinking or after.messages[0]["role"] == "system":
+        after = rng.choice(_ALONE)(rng, Sources())
+    return after.key, [*before.messages, *after.messages]
+
+
+_ALONE: tuple[Maker, ...] = (
+    arithmetic.arithmetic,
+    basics.basics,
+    copying.copying,
+    extraction.extraction,
+    sorting.sorting,
+)
 
 
 def _numbered(items: tuple[str, ...]) -> str:

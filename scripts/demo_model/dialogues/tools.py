@@ -16,6 +16,7 @@ from scripts.demo_model.dialogues.dialogue import (
     assistant,
     calling,
     capital,
+    is_held_out,
     tool_answer,
     user,
     with_articles,
@@ -78,9 +79,9 @@ class Request:
         return f"The user wants {wants}. I call {self.offer.name}: {given}."
 
 
-def request(rng: random.Random) -> Request:
-    """A request that one of one to three tools serves."""
-    offers = _offers(rng)
+def request(rng: random.Random, offers: tuple[Offer, ...] = ()) -> Request:
+    """A request that one of the tools serves: those given, or one to three others."""
+    offers = offers or _offers(rng)
     offer = rng.choice(offers)
     phrase = rng.choice(offer.tool.requests)
     slots = _SLOT.findall(phrase)
@@ -103,16 +104,33 @@ def tools(rng: random.Random, sources: Sources) -> Dialogue:
     if kind < 0.24 and one.offer.tool.vague:
         return _missing(one, rng)
     thinking = rng.random() < 0.85
-    messages = [
-        user(one.question),
-        calling(one.offer.name, one.arguments, one.steps if thinking else ""),
-    ]
-    if rng.random() < 0.5:
-        result = {name: RESULTS[name](rng) for name in one.offer.tool.result.split()}
-        texts = {**_said(one.values), **result}
-        steps = "The tool has answered." if thinking else ""
-        answer = capital(_filled(one.offer.tool.answer, texts, result))
-        messages += [tool_answer(result), assistant(answer, steps)]
+    kind = rng.random()
+    if kind < 0.1:
+        return _twice(one, rng, thinking)
+    messages = _exchange(one, rng, thinking) if kind < 0.5 else _call(one, thinking)
+    return Dialogue("tools", one.key, messages, one.schemas, thinking)
+
+
+def _call(one: Request, thinking: bool) -> list[dict[str, Any]]:
+    steps = one.steps if thinking else ""
+    return [user(one.question), calling(one.offer.name, one.arguments, steps)]
+
+
+def _exchange(one: Request, rng: random.Random, thinking: bool) -> list[dict[str, Any]]:
+    """With the tool's answer and what the user is told of it."""
+    result = {name: RESULTS[name](rng) for name in one.offer.tool.result.split()}
+    texts = {**_said(one.values), **result}  # what the tool says counts
+    answer = capital(with_articles(one.offer.tool.answer.format(**texts)))
+    steps = "The tool has answered." if thinking else ""
+    return [*_call(one, thinking), tool_answer(result), assistant(answer, steps)]
+
+
+def _twice(one: Request, rng: random.Random, thinking: bool) -> Dialogue:
+    """A second request after the first; none that is held out, or training would show it."""
+    first = request(rng, one.offers)
+    while is_held_out(first.key):
+        first = request(rng, one.offers)
+    messages = [*_exchange(first, rng, thinking), *_call(one, thinking)]
     return Dialogue("tools", one.key, messages, one.schemas, thinking)
 
 
@@ -228,8 +246,3 @@ def _said(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _filled(answer: str, texts: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """The answer; of a result that has the name of an argument, the result counts."""
-    return with_articles(answer.format(**{**texts, **result}))

@@ -14,6 +14,7 @@ EQUATION = re.compile(
 )
 THEN = re.compile(r"= (\d+), (plus|minus) (\d+) = (\d+)")
 COMPARED = re.compile(r"(?<![\d-])(\d+) (<|>=) (\d+)")
+SIGNS = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def check_steps(text: str) -> None:
@@ -44,9 +45,7 @@ def test_all_pairs(operation: str) -> None:
             one = Exercise(operation, a, b)
             check_steps(one.steps)
             expected = {"add": a + b, "sub": a - b, "mul": a * b}[operation]
-            assert one.steps.endswith(
-                f"{a} {{'add': '+', 'sub': '-', 'mul': '*'}[operation]} {b} = {expected}."
-            )
+            assert one.steps.endswith(f"{a} {SIGNS[operation]} {b} = {expected}.")
             if operation == "add":
                 assert written(one.steps) == expected
             elif operation == "sub":

@@ -146,10 +146,20 @@ def test_tool_calls_come_back_with_their_types(drawn: dict[str, list[Dialogue]])
     for dialogue in drawn["tools"]:
         schemas = {tool["function"]["name"]: tool["function"] for tool in dialogue.tools}
         assert len(schemas) == len(dialogue.tools)
-        for message in dialogue.messages:
-            for call in message.get("tool_calls", ()):
+        answers = [i for i, m in enumerate(dialogue.messages) if m["role"] == "assistant"]
+        turns = render(dialogue).split("<|im_start|>assistant\n")[1:]
+        for i, turn in zip(answers, turns, strict=True):
+            question = dialogue.messages[i - 1]["content"]
+            content = turn.split("<|im_end|>")[0].split("</think>\n\n")[-1]
+            left, parsed = parse_tool_calls(content, dialogue.tools)
+            made = dialogue.messages[i].get("tool_calls", [])
+            assert left == dialogue.messages[i]["content"]
+            assert len(made) == len(parsed)
+            for call, back in zip(made, parsed, strict=True):
                 calls += 1
                 name, arguments = call["function"]["name"], call["function"]["arguments"]
+                assert back.name == name
+                assert back.arguments == json.dumps(arguments, ensure_ascii=False)
                 schema = schemas[name]["parameters"]
                 assert set(schema["required"]) <= set(arguments) <= set(schema["properties"])
                 for key, value in arguments.items():
@@ -157,14 +167,23 @@ def test_tool_calls_come_back_with_their_types(drawn: dict[str, list[Dialogue]])
                     assert isinstance(value, TYPES[known["type"]])
                     assert isinstance(value, bool) == (known["type"] == "boolean")
                     assert value in known.get("enum", [value])
-                    if not isinstance(value, bool):
-                        assert str(value) in _question(dialogue), dialogue
-                content = render(dialogue).split("</think>\n\n")[1].split("<|im_end|>")[0]
-                left, (parsed,) = parse_tool_calls(content, dialogue.tools)
-                assert left == ""
-                assert parsed.name == name
-                assert parsed.arguments == json.dumps(arguments, ensure_ascii=False)
+                    assert isinstance(value, bool) or str(value) in question, dialogue
     assert calls > len(drawn["tools"]) / 2
+
+
+def test_switches_follow_their_words(drawn: dict[str, list[Dialogue]]) -> None:
+    """Booleans are not in the question as such: their words are."""
+    words = {"on": r"\bon\b", "locked": r"^(?!.*[Uu]nlock)", "open": r"\b[Oo]pen\b"}
+    found = 0
+    for dialogue in drawn["tools"]:
+        for i, message in enumerate(dialogue.messages):
+            for call in message.get("tool_calls", ()):
+                for name, value in call["function"]["arguments"].items():
+                    if isinstance(value, bool) and name in words:
+                        found += 1
+                        said = re.search(words[name], dialogue.messages[i - 1]["content"])
+                        assert bool(said) is value, dialogue
+    assert found > 20
 
 
 def test_final_answers_use_what_the_tool_said(drawn: dict[str, list[Dialogue]]) -> None:
