@@ -35,19 +35,56 @@ _SENTENCE = re.compile(
     r"(?:(?<=[.!?])|(?<=[.!?][\"”']))(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.)(?<!\b[A-Z]\.)\s+(?=[\"“A-Z])"
 )
 _MARKS = ".,;:!?\"'“”‘’()[]_-—*"
+# A sentence, two ways to ask for something in it, and what that is.
 _FACTS: tuple[tuple[str, str, str], ...] = (
-    ("{name} lives in {city}.", "Where does {name} live?", "city"),
-    ("{name} works as a {job}.", "What is the job of {name}?", "job"),
-    ("{name} has a {color} {article}.", "What color is the {article} of {name}?", "color"),
-    ("{name} owns {count} {things}.", "How many {things} does {name} own?", "count"),
-    ("{name} has a {pet} called {called}.", "What is the {pet} of {name} called?", "called"),
-    ("On {day}, {name} visited {friend}.", "Whom did {name} visit?", "friend"),
-    ("{name} came to {town} on {day}.", "When did {name} come to {town}?", "day"),
-    ("The {article} of {name} is in the {room}.", "Where is the {article} of {name}?", "room"),
-    ("{name} bought the {article} for {price} coins.", "How much was the {article}?", "price"),
-    ("{name} likes {things} most of all.", "What does {name} like most?", "things"),
-    ("The best friend of {name} is {friend}.", "Who is the best friend of {name}?", "friend"),
-    ("{name} is {age} years old.", "How old is {name}?", "age"),
+    ("{name} lives in {city}.", "Where does {name} live?|In which city does {name} live?", "city"),
+    ("{name} works as a {job}.", "What is the job of {name}?|What does {name} work as?", "job"),
+    (
+        "{name} has a {color} {article}.",
+        "What color is the {article} of {name}?|Which color has {name}'s {article}?",
+        "color",
+    ),
+    (
+        "{name} owns {count} {things}.",
+        "How many {things} does {name} own?|What number of {things} does {name} have?",
+        "count",
+    ),
+    (
+        "{name} has a {pet} called {called}.",
+        "What is the {pet} of {name} called?|What is the name of {name}'s {pet}?",
+        "called",
+    ),
+    (
+        "On {day}, {name} visited {friend}.",
+        "Whom did {name} visit?|Who was visited by {name}?",
+        "friend",
+    ),
+    (
+        "{name} came to {town} on {day}.",
+        "When did {name} come to {town}?|On which day did {name} come to {town}?",
+        "day",
+    ),
+    (
+        "The {article} of {name} is in the {room}.",
+        "Where is the {article} of {name}?|Where can we find {name}'s {article}?",
+        "room",
+    ),
+    (
+        "{name} bought the {article} for {price} coins.",
+        "How much was the {article}?|What did {name} pay for the {article}?",
+        "price",
+    ),
+    (
+        "{name} likes {things} most of all.",
+        "What does {name} like most?|Which things does {name} like most of all?",
+        "things",
+    ),
+    (
+        "The best friend of {name} is {friend}.",
+        "Who is the best friend of {name}?|Who is {name}'s best friend?",
+        "friend",
+    ),
+    ("{name} is {age} years old.", "How old is {name}?|What is the age of {name}?", "age"),
 )
 _ROOMS = ("kitchen", "garden", "cellar", "attic", "hall", "barn", "garage", "library")
 _ASKED = (
@@ -91,7 +128,8 @@ def told(rng: random.Random, *, answered: bool = True) -> Told:
     people = rng.sample(GIVEN_NAMES, rng.choice((2, 2, 3)))
     facts, taken = [], set()
     for _ in range(rng.randint(3, 8) + (not answered)):
-        form, question, field = rng.choice(_FACTS)
+        form, questions, field = rng.choice(_FACTS)
+        question = rng.choice(questions.split("|"))
         name = rng.choice(people)
         if (form, name) in taken:
             continue

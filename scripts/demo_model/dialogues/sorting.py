@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scripts.demo_model.dialogues.dialogue import Dialogue, Sources, asked, listed
+from scripts.demo_model.dialogues.pools import syllables
 from scripts.demo_model.dialogues.words import WORDS
 
 _WORD_QUESTIONS = {
@@ -129,7 +130,18 @@ def sorting(rng: random.Random, sources: Sources) -> Dialogue:
     descending = rng.random() < 0.15
     draw = number_order if rng.random() < 0.2 else word_order
     order = draw(rng, count, descending=descending)
+    if not order.numbers and rng.random() < 0.15:
+        order = _with_stranger(rng, order)
     return asked("sorting", order.key, question(rng, order), order.steps, order.answer)
+
+
+def _with_stranger(rng: random.Random, order: Order) -> Order:
+    """With a word that nobody knows in place of the first."""
+    items = (syllables(rng), *order.items[1:])
+    if len(items[0]) < 3 or len(set(items)) < len(items) or tie_length(items) > 3:
+        return order
+    shuffled = tuple(rng.sample(items, len(items)))
+    return Order(shuffled, order.descending)
 
 
 def question(rng: random.Random, order: Order) -> str:
