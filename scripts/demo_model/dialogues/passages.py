@@ -36,55 +36,67 @@ _SENTENCE = re.compile(
 )
 _MARKS = ".,;:!?\"'“”‘’()[]_-—*"
 # A sentence, two ways to ask for something in it, and what that is.
-_FACTS: tuple[tuple[str, str, str], ...] = (
-    ("{name} lives in {city}.", "Where does {name} live?|In which city does {name} live?", "city"),
-    ("{name} works as a {job}.", "What is the job of {name}?|What does {name} work as?", "job"),
+_FACTS: tuple[tuple[str, tuple[str, str], str], ...] = (
+    (
+        "{name} lives in {city}.",
+        ("Where does {name} live?", "In which city does {name} live?"),
+        "city",
+    ),
+    (
+        "{name} works as a {job}.",
+        ("What is the job of {name}?", "What does {name} work as?"),
+        "job",
+    ),
     (
         "{name} has a {color} {article}.",
-        "What color is the {article} of {name}?|Which color has {name}'s {article}?",
+        ("What color is the {article} of {name}?", "Which color has {name}'s {article}?"),
         "color",
     ),
     (
         "{name} owns {count} {things}.",
-        "How many {things} does {name} own?|What number of {things} does {name} have?",
+        ("How many {things} does {name} own?", "What number of {things} does {name} have?"),
         "count",
     ),
     (
         "{name} has a {pet} called {called}.",
-        "What is the {pet} of {name} called?|What is the name of {name}'s {pet}?",
+        ("What is the {pet} of {name} called?", "What is the name of {name}'s {pet}?"),
         "called",
     ),
     (
         "On {day}, {name} visited {friend}.",
-        "Whom did {name} visit?|Who was visited by {name}?",
+        ("Whom did {name} visit?", "Who was visited by {name}?"),
         "friend",
     ),
     (
         "{name} came to {town} on {day}.",
-        "When did {name} come to {town}?|On which day did {name} come to {town}?",
+        ("When did {name} come to {town}?", "On which day did {name} come to {town}?"),
         "day",
     ),
     (
         "The {article} of {name} is in the {room}.",
-        "Where is the {article} of {name}?|Where can we find {name}'s {article}?",
+        ("Where is the {article} of {name}?", "Where can we find {name}'s {article}?"),
         "room",
     ),
     (
         "{name} bought the {article} for {price} coins.",
-        "How much was the {article}?|What did {name} pay for the {article}?",
+        ("How much was the {article}?", "What did {name} pay for the {article}?"),
         "price",
     ),
     (
         "{name} likes {things} most of all.",
-        "What does {name} like most?|Which things does {name} like most of all?",
+        ("What does {name} like most?", "Which things does {name} like most of all?"),
         "things",
     ),
     (
         "The best friend of {name} is {friend}.",
-        "Who is the best friend of {name}?|Who is {name}'s best friend?",
+        ("Who is the best friend of {name}?", "Who is {name}'s best friend?"),
         "friend",
     ),
-    ("{name} is {age} years old.", "How old is {name}?|What is the age of {name}?", "age"),
+    (
+        "{name} is {age} years old.",
+        ("How old is {name}?", "What is the age of {name}?"),
+        "age",
+    ),
 )
 _ROOMS = ("kitchen", "garden", "cellar", "attic", "hall", "barn", "garage", "library")
 _ASKED = (
@@ -129,7 +141,7 @@ def told(rng: random.Random, *, answered: bool = True) -> Told:
     facts, taken = [], set()
     for _ in range(rng.randint(3, 8) + (not answered)):
         form, questions, field = rng.choice(_FACTS)
-        question = rng.choice(questions.split("|"))
+        question = rng.choice(questions)
         name = rng.choice(people)
         if (form, name) in taken:
             continue

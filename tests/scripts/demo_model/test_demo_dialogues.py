@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import defaultdict
@@ -101,6 +102,9 @@ def test_sorting(drawn: dict[str, list[Dialogue]]) -> None:
         heads = re.search(r"In order: ([\w ]+)\.", steps)[1].split()
         assert heads == sorted(heads)
         assert sorted(heads) == sorted(x.zfill(2)[0] if numbers else x[0] for x in expected)
+        groups = re.findall(r"\b\w: (?:[^.;]*; )?([\w, ]*)\.", steps.partition("In order")[2])
+        upward = sorted(expected, key=lambda item: (len(item), item) if numbers else item)
+        assert ", ".join(groups) == ", ".join(upward), steps
 
 
 def test_copying(drawn: dict[str, list[Dialogue]]) -> None:
@@ -159,6 +163,12 @@ def test_tool_calls_come_back_with_their_types(drawn: dict[str, list[Dialogue]])
                 calls += 1
                 name, arguments = call["function"]["name"], call["function"]["arguments"]
                 assert back.name == name
+                steps = dialogue.messages[i]["reasoning_content"]
+                bare = [
+                    f"{n} = {v if isinstance(v, str) else json.dumps(v)}"
+                    for n, v in arguments.items()
+                ]
+                assert not steps or steps.endswith(f" I call {name}: {', '.join(bare)}.")
                 assert back.arguments == json.dumps(arguments, ensure_ascii=False)
                 schema = schemas[name]["parameters"]
                 assert set(schema["required"]) <= set(arguments) <= set(schema["properties"])
@@ -222,7 +232,8 @@ def test_follow_ups_lean_on_the_answer_before(drawn: dict[str, list[Dialogue]]) 
         answers = [m["content"] for m in dialogue.messages if m["role"] == "assistant"]
         assert 2 <= len(answers) <= 3
         equations = [re.fullmatch(r"(\d+) . \d+ = (\d+)\.", answer) for answer in answers]
-        if all(equations):
+        questions = [m["content"] for m in dialogue.messages if m["role"] == "user"]
+        if all(equations) and len(NUMBER.findall(questions[1])) < 2:
             sums += 1
             assert all(b[1] == a[2] for a, b in pairwise(equations))
     assert sums > len(drawn["follow-ups"]) / 5
@@ -258,6 +269,13 @@ def test_the_same_seed_gives_the_same_dialogues() -> None:
     first, second, other = (list(dialogues(s, 200, PASSAGES, GLOSSES)) for s in (1, 1, 2))
     assert first == second
     assert first != other
+
+
+def test_one_key_in_fifty_is_held_out() -> None:
+    keys = [f"add:{a}+{b}" for a in range(100) for b in range(a, 100)]
+    held = [key for key in keys if int(hashlib.sha256(key.encode()).hexdigest(), 16) % 50 == 0]
+    assert [key for key in keys if is_held_out(key)] == held
+    assert 70 < len(held) < 130
 
 
 def test_held_out_keys_are_never_drawn_for_training(drawn: dict[str, list[Dialogue]]) -> None:
