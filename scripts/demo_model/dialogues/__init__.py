@@ -30,11 +30,11 @@ from scripts.demo_model.dialogues.rendering import render
 __all__ = ["FIXED", "TASKS", "Dialogue", "dialogues", "is_held_out", "render"]
 
 TASKS: Mapping[str, tuple[int, Maker]] = {
-    "arithmetic": (22, arithmetic.arithmetic),
-    "sorting": (13, sorting.sorting),
+    "arithmetic": (24, arithmetic.arithmetic),
+    "sorting": (15, sorting.sorting),
     "copying": (8, copying.copying),
     "json": (15, extraction.extraction),
-    "tools": (18, tools.tools),
+    "tools": (14, tools.tools),
     "passages": (10, passage_questions.passages),
     "follow-ups": (6, follow_ups.follow_ups),
     "refusals": (3, refusals.refusals),
