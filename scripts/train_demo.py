@@ -1,9 +1,12 @@
 """Train the demo model from scratch: first the trunk, then its MTP head and DFlash draft on the frozen trunk.
 
-    python -m scripts.train_demo trunk  --data DATA --out RUN/trunk  --steps 3500
-    python -m scripts.train_demo drafts --data DATA --out RUN/drafts --trunk RUN/trunk/model --steps 2000
+    python -m scripts.train_demo trunk  --data DATA --out RUN/trunk --steps 1440
+    python -m scripts.train_demo trunk  --data DATA --out RUN/more --steps 700 --start RUN/trunk/model \\
+        --peak 1.5e-3 --text-share 0.25
+    python -m scripts.train_demo drafts --data DATA --out RUN/drafts --steps 700 --start RUN/more/model \\
+        --text-share 0.25
 
-DATA is what `scripts.demo_data` writes. A stage that was stopped goes on from its latest checkpoint. Each writes
+The second run moves from text to dialogues. DATA is what `scripts.demo_data` writes. A stage that was stopped goes on from its latest checkpoint. Each writes
 metrics.jsonl, loss.png, and Hugging Face folders: `model` (trunk; the second stage writes it again with its MTP head)
 and `draft`. `scripts.ship_demo` turns them into the shipped artifact.
 """
@@ -27,10 +30,16 @@ from ninfer_jax.models.qwen3_5 import trunk
 from ninfer_jax.models.qwen3_5.params import mtp_layout, parameter_layout, random_parameters
 from scripts.demo_model import geometry
 from scripts.demo_model.batches import Stream, Windows, read_streams, sample
-from scripts.demo_model.bits import bits_per_byte, read_held_out
+from scripts.demo_model.bits import bits_per_byte
 from scripts.demo_model.export import write_draft, write_trunk
 from scripts.demo_model.loop import Recipe, train
-from scripts.demo_model.objectives import Drafts, cross_entropy, draft_loss, trunk_loss
+from scripts.demo_model.objectives import (
+    Drafts,
+    cross_entropy,
+    draft_loss,
+    trunk_loss,
+)
+from scripts.demo_model.packing import read_held_out
 
 Streams = tuple[Stream, Stream]
 """Text and dialogues."""
@@ -45,14 +54,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("stage", choices=("trunk", "drafts"))
     parser.add_argument("--data", type=Path, required=True, help="folder of scripts.demo_data")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--trunk", type=Path, help="the trunk's folder (drafts only)")
+    parser.add_argument("--start", type=Path, help="trunk to go on from; drafts: the frozen trunk")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--peak", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", type=int, default=64, help="dialogue windows a step")
+    parser.add_argument("--rows", type=int, default=64, help="short dialogue windows a step")
+    parser.add_argument(
+        "--text-share", type=float, default=0.875, help="share of the long windows that hold text"
+    )
     options = parser.parse_args(argv)
-    if options.stage == "drafts" and options.trunk is None:
-        parser.error("drafts need --trunk, the folder that the first stage wrote")
+    if options.stage == "drafts" and options.start is None:
+        parser.error("drafts need --start, the folder of the trunk they draft for")
     recipe = Recipe(steps=options.steps, peak=options.peak, seed=options.seed)
     run = train_trunk if options.stage == "trunk" else train_drafts
     run(options, recipe)
@@ -62,12 +74,16 @@ def main(argv: list[str] | None = None) -> None:
 def train_trunk(options: argparse.Namespace, recipe: Recipe) -> None:
     """The trunk from random weights; bfloat16 forward pass, float32 master weights."""
     config, dtype = geometry.trunk_config(), compute_dtype()
-    streams = read_streams(options.data)
-    params = random_parameters(parameter_layout(config, jnp.float32), recipe.seed)
+    data = (read_streams(options.data), jnp.asarray(options.text_share))
+    if options.start:
+        params = nj.load_model(options.start, dtype="float32").params
+    else:
+        params = random_parameters(parameter_layout(config, jnp.float32), recipe.seed)
     held_out = read_held_out(options.data)
 
-    def loss(params: Any, key: jax.Array, data: Streams) -> tuple[jax.Array, Metrics]:
-        return trunk_loss(config, params, _batches(key, data, options.rows), dtype), {}
+    def loss(params: Any, key: jax.Array, data: Any) -> tuple[jax.Array, Metrics]:
+        streams, text_share = data
+        return trunk_loss(config, params, _batches(key, streams, options.rows, text_share), dtype), {}
 
     @jax.jit
     def nats(params: Any, tokens: jax.Array) -> jax.Array:
@@ -77,15 +93,15 @@ def train_trunk(options: argparse.Namespace, recipe: Recipe) -> None:
 
     def evaluate(params: Any) -> dict[str, float]:
         score = lambda tokens: np.asarray(nats(params, tokens))  # noqa: E731
-        return {"held_out_bits_per_byte": round(bits_per_byte(held_out, score), 4)}
+        return {f"bits_{k}": round(v, 4) for k, v in bits_per_byte(held_out, score).items()}
 
-    params = train(recipe, params, loss, streams, options.out, evaluate)
+    params = train(recipe, params, loss, data, options.out, evaluate)
     write_trunk(options.out / "model", geometry.TRUNK, config, params)
 
 
 def train_drafts(options: argparse.Namespace, recipe: Recipe) -> None:
     """MTP head and DFlash draft together, on the trunk as it ships."""
-    model = nj.load_model(options.trunk, dtype=compute_dtype())
+    model = nj.load_model(options.start, dtype=compute_dtype())
     config, draft_config = model.config, geometry.draft_config()
     drafts = Drafts(
         random_parameters(mtp_layout(config, jnp.float32), recipe.seed),
@@ -93,10 +109,10 @@ def train_drafts(options: argparse.Namespace, recipe: Recipe) -> None:
     )
 
     def loss(drafts: Drafts, key: jax.Array, data: Any) -> tuple[jax.Array, Metrics]:
-        streams, frozen = data
+        streams, text_share, frozen = data
         rows, places = jax.random.split(key)
         total, metrics = jnp.zeros(()), {}
-        batches = zip(("text", "chat"), _batches(rows, streams, options.rows), strict=True)
+        batches = zip(("long", "short"), _batches(rows, streams, options.rows, text_share), strict=True)
         for name, windows in batches:
             B, T = windows.weights.shape
             last = T - draft_config.block_size
@@ -106,7 +122,7 @@ def train_drafts(options: argparse.Namespace, recipe: Recipe) -> None:
             metrics |= {f"{name}_{key}": v for key, v in found.items()}
         return total, metrics
 
-    data = (read_streams(options.data), model.params)
+    data = (read_streams(options.data), jnp.asarray(options.text_share), model.params)
     drafts = train(recipe, drafts, loss, data, options.out)
     trunk_params = jax.tree.map(lambda a: a.astype(jnp.float32), model.params)
     write_trunk(options.out / "model", geometry.TRUNK, config, trunk_params, drafts.mtp)
@@ -118,18 +134,17 @@ def compute_dtype() -> Any:
     return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
 
 
-def _batches(key: jax.Array, streams: Streams, rows: int) -> tuple[Windows, Windows]:
-    """A step's windows: long ones of text and an eighth of dialogues, short ones of dialogues.
-
-    Text fills two fifths of the tokens.
-    """
+def _batches(
+    key: jax.Array, streams: Streams, rows: int, text_share: jax.Array
+) -> tuple[Windows, Windows]:
+    """A step's windows: long ones, of text but for a share of dialogues, and as many tokens of short dialogues."""
     text, chat = streams
-    of_text, of_chat, short = jax.random.split(key, 3)
+    coin, of_text, of_chat, short = jax.random.split(key, 4)
     long_rows = max(2, rows * SHORT // LONG)
-    few = max(1, long_rows // 8)
-    documents = sample(of_text, text, long_rows - few, LONG, anywhere=0.5)
-    conversations = sample(of_chat, chat, few, LONG, anywhere=0.0)
-    long = jax.tree.map(lambda *parts: jnp.concatenate(parts), documents, conversations)
+    documents = sample(of_text, text, long_rows, LONG, anywhere=0.5)
+    conversations = sample(of_chat, chat, long_rows, LONG, anywhere=0.0)
+    is_text = jax.random.uniform(coin, (long_rows, 1)) < text_share
+    long = jax.tree.map(lambda a, b: jnp.where(is_text, a, b), documents, conversations)
     return long, sample(short, chat, rows, SHORT, anywhere=0.0)
 
 

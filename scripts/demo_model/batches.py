@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt
 
 from scripts.demo_model.geometry import END_OF_TEXT
+from scripts.demo_model.packing import read_chat
 
 PROMPT_WEIGHT = 0.1
 """Share of the loss that tokens of a dialogue have which the model does not write itself."""
@@ -42,8 +43,7 @@ class Windows:
 def read_streams(folder: Path) -> tuple[Stream, Stream]:
     """The text and the dialogues of a data folder."""
     text = np.load(folder / "text.npy")
-    chat = np.load(folder / "chat.npy")
-    mask = np.unpackbits(np.load(folder / "chat_mask.npy"), count=chat.size)
+    chat, mask = read_chat(folder)
     return _stream(text, None, into=0), _stream(chat, mask, into=1)
 
 

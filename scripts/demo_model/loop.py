@@ -38,13 +38,15 @@ class Recipe:
     save_every: int = 1000
 
     def schedule(self) -> optax.Schedule:
+        """Learning rate of a step."""
         return optax.warmup_cosine_decay_schedule(
             0.0, self.peak, min(self.warmup, self.steps // 2), self.steps, 0.01 * self.peak
         )
 
-    def optimiser(self) -> optax.GradientTransformation:
+    def optimiser(self, learning_rate: jax.Array) -> optax.GradientTransformation:
+        """One step's transformation. The rate is an argument, so that the compiled step fits runs of any length."""
         muon = optax.contrib.muon(
-            self.schedule(),
+            learning_rate,
             weight_decay=self.weight_decay,
             adam_b2=0.95,
             consistent_rms=0.2,
@@ -78,21 +80,23 @@ def train(
     Every step's batch depends only on the seed and the step, so a resumed run sees what an uninterrupted one would.
     Metrics go to `out/metrics.jsonl`; a resumed run appends.
     """
-    optimiser = recipe.optimiser()
+    schedule = recipe.schedule()
     options = ocp.CheckpointManagerOptions(max_to_keep=2)
     out.mkdir(parents=True, exist_ok=True)
     with ocp.CheckpointManager((out / "checkpoints").absolute(), options=options) as manager:
-        state = (params, optimiser.init(params))
+        state = (params, recipe.optimiser(jnp.zeros(())).init(params))
         first = manager.latest_step() or 0
         if first:
             state = manager.restore(first, args=ocp.args.StandardRestore(state))
         key = jax.random.key(recipe.seed)
 
-        def step(state: Any, number: jax.Array, data: Any) -> tuple[Any, dict[str, jax.Array]]:
+        def step(
+            state: Any, number: jax.Array, rate: jax.Array, data: Any
+        ) -> tuple[Any, dict[str, jax.Array]]:
             params, moments = state
             gradient = jax.value_and_grad(loss, has_aux=True)
             (value, metrics), grads = gradient(params, jax.random.fold_in(key, number), data)
-            updates, moments = optimiser.update(grads, moments, params)
+            updates, moments = recipe.optimiser(rate).update(grads, moments, params)
             metrics = metrics | {"loss": value, "gradient_norm": optax.tree.norm(grads)}
             return (optax.apply_updates(params, updates), moments), metrics
 
@@ -100,14 +104,14 @@ def train(
         with (out / "metrics.jsonl").open("a") as log:
             started, since = time.monotonic(), first
             for number in range(first, recipe.steps):
-                state, metrics = step(state, jnp.asarray(number), data)
+                state, metrics = step(state, jnp.asarray(number), schedule(number), data)
                 done = number + 1
                 if done % recipe.log_every == 0 or done == recipe.steps:
                     line: dict[str, Any] = {"step": done}
                     line |= {name: round(float(v), 5) for name, v in metrics.items()}
                     now = time.monotonic()
                     line["steps_per_second"] = round((done - since) / (now - started), 3)
-                    line["learning_rate"] = float(recipe.schedule()(done))
+                    line["learning_rate"] = float(schedule(done))
                     if evaluate and (done % recipe.evaluate_every == 0 or done == recipe.steps):
                         line |= evaluate(state[0])
                     print(json.dumps(line), file=log, flush=True)
