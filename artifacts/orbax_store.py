@@ -22,9 +22,9 @@ from artifacts.formats import dtype_of
 from artifacts.manifest import Manifest, Plane, Segment
 
 WEIGHTS = "weights"
-MIN_SEGMENT_BYTES = 1 << 20
+MIN_SEGMENT_BYTES = 8 << 20
 MAX_SEGMENT_BYTES = 64 << 20
-WHOLE_GROUP_BYTES = 4 << 20
+WHOLE_GROUP_BYTES = 8 << 20
 """Groups up to this size are restored at once: every call to orbax costs milliseconds."""
 
 

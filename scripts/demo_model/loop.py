@@ -84,7 +84,8 @@ def train(
     options = ocp.CheckpointManagerOptions(max_to_keep=2)
     out.mkdir(parents=True, exist_ok=True)
     with ocp.CheckpointManager((out / "checkpoints").absolute(), options=options) as manager:
-        state = (params, recipe.optimiser(jnp.zeros(())).init(params))
+        # A copy: steps take their state donated, and the caller's arrays are the caller's.
+        state = (jax.tree.map(jnp.copy, params), recipe.optimiser(jnp.zeros(())).init(params))
         first = manager.latest_step() or 0
         if first:
             state = manager.restore(first, args=ocp.args.StandardRestore(state))

@@ -68,6 +68,6 @@ def test_what_is_not_a_model_folder_is_one_clear_error(tmp_path):
 
 def test_the_shipped_model_loads_by_name():
     model = nj.load_model(nj.shipped_model("demo"))
-    assert model.config.num_hidden_layers == 8
+    assert model.config.num_hidden_layers == 12
     (result,) = nj.generate("Once", nj.SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
     assert len(result.outputs[0].token_ids) == 3
