@@ -35,7 +35,9 @@ def main() -> None:
     print(f"User: {chat[0]['content']}")
     answer = _stream_chat(engine, chat)
 
-    print("The second turn starts from the state of the first, up to where the template rewrites its thinking:")
+    print(
+        "The second turn starts from the state of the first, up to where the template rewrites its thinking:"
+    )
     chat += [
         {"role": "assistant", "content": answer.outputs[0].text},
         {"role": "user", "content": "And twice that?"},
@@ -54,7 +56,9 @@ def main() -> None:
         "role": "assistant",
         "content": "",
         "reasoning_content": answer.outputs[0].reasoning,
-        "tool_calls": [{"type": "function", "function": {"name": call.name, "arguments": call.arguments}}],
+        "tool_calls": [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        ],
     }
     weather = {"role": "tool", "content": '{"temperature": 21, "sky": "sunny"}'}
     print(f"Tool: {weather['content']}")

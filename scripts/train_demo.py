@@ -1,21 +1,19 @@
-"""Train the demo model from scratch: first the trunk, then its MTP head and DFlash draft on the frozen trunk.
+"""Train the demo model from scratch: the trunk, then its MTP head and DFlash draft on the frozen trunk.
 
-    python -m scripts.train_demo trunk  --data DATA --out RUN/trunk --steps 1440
-    python -m scripts.train_demo trunk  --data DATA --out RUN/more --steps 700 --start RUN/trunk/model \\
-        --peak 1.5e-3 --text-share 0.25
-    python -m scripts.train_demo drafts --data DATA --out RUN/drafts --steps 700 --start RUN/more/model \\
-        --text-share 0.25
+    T="python -m scripts.train_demo"
+    $T trunk  --data DATA --out RUN/trunk --steps 1440
+    $T trunk  --data DATA --out RUN/more --start RUN/trunk/model --steps 700 --peak 1.5e-3 --text-share 0.25
+    $T drafts --data DATA --out RUN/drafts --start RUN/more/model --steps 3800 --text-share 0.25
 
-The second run moves from text to dialogues. DATA is what `scripts.demo_data` writes. A stage that was stopped goes on from its latest checkpoint. Each writes
-metrics.jsonl, loss.png, and Hugging Face folders: `model` (trunk; the second stage writes it again with its MTP head)
-and `draft`. `scripts.ship_demo` turns them into the shipped artifact.
+These three made the shipped model; the second moves from text to dialogues. DATA is what `scripts.demo_data` writes. A
+stage that was stopped goes on from its latest checkpoint. Each writes metrics.jsonl, loss.png, and Hugging Face folders:
+`model` (the third stage writes it again with the MTP head) and `draft`. `scripts.ship_demo` makes the artifact of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +81,9 @@ def train_trunk(options: argparse.Namespace, recipe: Recipe) -> None:
 
     def loss(params: Any, key: jax.Array, data: Any) -> tuple[jax.Array, Metrics]:
         streams, text_share = data
-        return trunk_loss(config, params, _batches(key, streams, options.rows, text_share), dtype), {}
+        return trunk_loss(
+            config, params, _batches(key, streams, options.rows, text_share), dtype
+        ), {}
 
     @jax.jit
     def nats(params: Any, tokens: jax.Array) -> jax.Array:
@@ -112,7 +112,9 @@ def train_drafts(options: argparse.Namespace, recipe: Recipe) -> None:
         streams, text_share, frozen = data
         rows, places = jax.random.split(key)
         total, metrics = jnp.zeros(()), {}
-        batches = zip(("long", "short"), _batches(rows, streams, options.rows, text_share), strict=True)
+        batches = zip(
+            ("long", "short"), _batches(rows, streams, options.rows, text_share), strict=True
+        )
         for name, windows in batches:
             B, T = windows.weights.shape
             last = T - draft_config.block_size

@@ -101,9 +101,7 @@ def _inverse_unit_lower(a: Float[Array, "*n C C"]) -> Float[Array, "*n C C"]:
 
 
 @_inverse_unit_lower.defjvp
-def _inverse_unit_lower_jvp(
-    primals: tuple[Array], tangents: tuple[Array]
-) -> tuple[Array, Array]:
+def _inverse_unit_lower_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     """`d(I + A)^-1 = -(I + A)^-1 dA (I + A)^-1`: two products, where the steps above would give dozens."""
     inverse = _inverse_unit_lower(*primals)
     right = jnp.matmul(tangents[0], inverse, precision=_EXACT)

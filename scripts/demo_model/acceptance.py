@@ -88,7 +88,8 @@ def measure(checkpoint: Checkpoint, model: Model, answers: list[Answer]) -> dict
         hidden, context = run_trunk(tokens)
         anchors = np.arange(answer.start, size - 1)
         drafted = [
-            _mtp_drafts(run_head, best, np.asarray(hidden), tokens, some) for some in _batches(anchors)
+            _mtp_drafts(run_head, best, np.asarray(hidden), tokens, some)
+            for some in _batches(anchors)
         ]
         counts["mtp"].add(answer, anchors, np.concatenate(drafted)[: anchors.size])
         drafted = []

@@ -43,7 +43,10 @@ def test_size_components_and_cards():
     assert checkpoint.config.max_position_embeddings >= 2048
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 36 * MEGABYTE
-    sizes = {c: sum(np.prod(checkpoint.shape(n)) for n in checkpoint.parameters(c)) for c in checkpoint.components}
+    sizes = {
+        c: sum(np.prod(checkpoint.shape(n)) for n in checkpoint.parameters(c))
+        for c in checkpoint.components
+    }
     card = (folder / "MODEL_CARD.md").read_text()
     for component, size in sizes.items():
         assert f"{size:,}" in card, f"{component} has {size:,} parameters"

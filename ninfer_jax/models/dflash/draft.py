@@ -70,9 +70,7 @@ def draft_blocks(
         y = _norm(x, p.input_norm[i], eps).reshape(*flat, H)
         q = _norm(linear(y, p.q_proj[i]).reshape(*flat, Nq, D), p.q_norm[i], eps)
         q = rotate(q, *own_rope).reshape(B, N, K, Nk, Nq // Nk, D)
-        k_own, v_own = (
-            a.reshape(B, N, K, Nk, D) for a in keys_values(i, y, own_rope)
-        )
+        k_own, v_own = (a.reshape(B, N, K, Nk, D) for a in keys_values(i, y, own_rope))
         k_past, v_past = keys_values(i, context, past_rope)
         scores = [
             _product("bnqkgd,btkd->bnkgqt", q, k_past),

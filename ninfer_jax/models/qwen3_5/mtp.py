@@ -7,7 +7,7 @@ predicts t_{i+2}. For a longer draft the head runs again on its own output in th
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.models.qwen3_5 import layers

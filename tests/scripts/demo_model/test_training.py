@@ -87,13 +87,19 @@ def test_windows_begin_where_sequences_begin(data):
     assert tokens.shape == (64, 41)
     # After the end-of-text token before a document; the last one that fits wins.
     starts = {tuple(row[:2]) for row in tokens.tolist()}
-    assert starts == {(geometry.END_OF_TEXT, 10), (geometry.END_OF_TEXT, 100), (geometry.END_OF_TEXT, 200)}
+    assert starts == {
+        (geometry.END_OF_TEXT, 10),
+        (geometry.END_OF_TEXT, 100),
+        (geometry.END_OF_TEXT, 200),
+    }
     assert np.all(np.asarray(windows.weights) == 1)
     free = sample(jax.random.key(0), text, 64, 40, anywhere=1.0)
     assert len({row[0] for row in np.asarray(free.tokens).tolist()}) > 20
 
     windows = sample(jax.random.key(1), chat, 16, 45, anywhere=0.0)
-    for tokens, weights in zip(np.asarray(windows.tokens), np.asarray(windows.weights), strict=True):
+    for tokens, weights in zip(
+        np.asarray(windows.tokens), np.asarray(windows.weights), strict=True
+    ):
         assert tokens[0] in (300, 400)
         mine = tokens[1:] >= 340 if tokens[0] == 300 else tokens[1:] % 2 == 0
         mine &= tokens[1:] < 500  # the end-of-text token is not the assistant's
@@ -117,7 +123,10 @@ def test_the_trunk_loss_is_the_weighted_mean_cross_entropy(small):
     config, _, text, _ = small
     rng = np.random.default_rng(0)
     windows = tuple(
-        Windows(jnp.asarray(rng.integers(0, 6000, (2, T + 1))), jnp.asarray(rng.random((2, T), np.float32)))
+        Windows(
+            jnp.asarray(rng.integers(0, 6000, (2, T + 1))),
+            jnp.asarray(rng.random((2, T), np.float32)),
+        )
         for T in (9, 5)
     )
     total = weight = 0.0
@@ -130,7 +139,9 @@ def test_the_trunk_loss_is_the_weighted_mean_cross_entropy(small):
             for t in range(w.weights.shape[1]):
                 total -= float(w.weights[b, t]) * log_p[b, t, int(w.tokens[b, t + 1])]
                 weight += float(w.weights[b, t])
-    assert float(trunk_loss(config, text, windows, jnp.float32)) == pytest.approx(total / weight, abs=1e-4)
+    assert float(trunk_loss(config, text, windows, jnp.float32)) == pytest.approx(
+        total / weight, abs=1e-4
+    )
 
 
 def test_the_draft_loss_compares_with_what_the_trunk_says_at_the_drafted_place(small):
@@ -141,7 +152,12 @@ def test_the_draft_loss_compares_with_what_the_trunk_says_at_the_drafted_place(s
     weights = rng.random((1, T)).astype(np.float32)
     anchors = np.array([[2, 7]], np.int32)
     loss, metrics = draft_loss(
-        config, block, text, heads, Windows(jnp.asarray(tokens), jnp.asarray(weights)), jnp.asarray(anchors)
+        config,
+        block,
+        text,
+        heads,
+        Windows(jnp.asarray(tokens), jnp.asarray(weights)),
+        jnp.asarray(anchors),
     )
 
     def log_softmax(logits):
@@ -156,22 +172,30 @@ def test_the_draft_loss_compares_with_what_the_trunk_says_at_the_drafted_place(s
     head = log_softmax(trunk.logits(text, rows))[0]  # head[i] is about token i + 2
     found = [-(np.exp(target[i + 1]) * head[i]).sum() for i in range(T - 1)]
     share = [float(head[i].argmax() == target[i + 1].argmax()) for i in range(T - 1)]
-    assert float(metrics["mtp_loss"]) == pytest.approx(np.average(found, weights=weights[0, 1:]), abs=1e-4)
-    assert float(metrics["mtp_match"]) == pytest.approx(np.average(share, weights=weights[0, 1:]), abs=1e-5)
+    assert float(metrics["mtp_loss"]) == pytest.approx(
+        np.average(found, weights=weights[0, 1:]), abs=1e-4
+    )
+    assert float(metrics["mtp_match"]) == pytest.approx(
+        np.average(share, weights=weights[0, 1:]), abs=1e-5
+    )
 
     context = draft.context(block, heads.dflash, draft.features(block, outputs))
     total = weight = 0.0
     for anchor in anchors[0]:
         ids = np.full((1, 1, K), block.mask_token_id)
         ids[0, 0, 0] = tokens[0, anchor]
-        x = draft.draft_blocks(block, heads.dflash, context, text.embed[ids], jnp.asarray([[anchor]]))
+        x = draft.draft_blocks(
+            block, heads.dflash, context, text.embed[ids], jnp.asarray([[anchor]])
+        )
         said = log_softmax(trunk.logits(text, x))[0, 0]
         for j in range(1, K):  # row j is about token anchor + j
             w = np.exp(-(j - 1) / BLOCK_DECAY) * weights[0, anchor + j - 1]
             total -= w * (np.exp(target[anchor + j - 1]) * said[j]).sum()
             weight += w
     assert float(metrics["dflash_loss"]) == pytest.approx(total / weight, abs=1e-4)
-    assert float(loss) == pytest.approx(float(metrics["mtp_loss"] + metrics["dflash_loss"]), abs=1e-5)
+    assert float(loss) == pytest.approx(
+        float(metrics["mtp_loss"] + metrics["dflash_loss"]), abs=1e-5
+    )
 
 
 @jax.numpy_dtype_promotion("standard")  # optax counts on it
@@ -188,20 +212,22 @@ def test_a_stopped_run_ends_as_an_uninterrupted_one(tmp_path):
     recipe = Recipe(steps=8, peak=0.1, warmup=2, save_every=3, log_every=4)
     whole = train(recipe, start, loss, 1.0, tmp_path / "whole")
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop(_):
-        raise Stop
+        raise StopError
 
     interrupted = replace(recipe, log_every=5, evaluate_every=5)
-    with pytest.raises(Stop):  # at step 5; the checkpoint of step 3 is there
+    with pytest.raises(StopError):  # at step 5; the checkpoint of step 3 is there
         train(interrupted, start, loss, 1.0, tmp_path / "twice", stop)
     again = train(recipe, start, loss, 1.0, tmp_path / "twice")
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True):
         assert np.array_equal(np.asarray(a), np.asarray(b))
     assert not np.array_equal(np.asarray(whole.o_proj), np.zeros_like(goal))
-    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["step"] for line in lines] == [4, 8]
     assert lines[-1]["loss"] < lines[0]["loss"]
 
@@ -212,7 +238,9 @@ def test_what_was_trained_reaches_the_artifact_bit_for_bit(small, tmp_path, gold
     write_draft(tmp_path / "draft", SMALL_DRAFT, block, heads.dflash)
     tokenizer = goldens / "tiny-qwen3.5-dense" / "tokenizer.json"
     (tmp_path / "model" / "tokenizer.json").write_bytes(tokenizer.read_bytes())
-    checkpoint = open_checkpoint(convert(tmp_path / "model", tmp_path / "out", draft=tmp_path / "draft"))
+    checkpoint = open_checkpoint(
+        convert(tmp_path / "model", tmp_path / "out", draft=tmp_path / "draft")
+    )
     assert checkpoint.components == ("text", "mtp", "dflash")
     device = jax.devices()[0]
     for layout, tree in (
