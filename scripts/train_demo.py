@@ -6,7 +6,7 @@
     $T drafts --data DATA --out RUN/drafts --start RUN/more/model --steps 3800 --text-share 0.25
 
 These three made the shipped model; the second moves from text to dialogues. DATA is what `scripts.demo_data` writes. A
-stage that was stopped goes on from its latest checkpoint. Each writes metrics.jsonl, loss.png, and Hugging Face folders:
+stage that was stopped goes on from its latest checkpoint. Each writes metrics.jsonl, loss.png and Hugging Face folders:
 `model` (the third stage writes it again with the MTP head) and `draft`. `scripts.ship_demo` makes the artifact of them.
 """
 
