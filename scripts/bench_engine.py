@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ import ninfer_jax as nj
 from ninfer_jax.engine.engine import Engine
 from ninfer_jax.program.program import Program
 from planner.world import RunDecode, RunPrefill, RunTransfer
-from scripts.provenance import commit
+from scripts.provenance import measured_with
 
 ROOT = Path(__file__).parent.parent
 MODEL = ROOT / "tests" / "goldens" / "tiny-qwen3.5-dense"
@@ -203,10 +201,7 @@ def main() -> int:
         "loop": loop,
         "warm_hit": warm,
         "throughput": throughput,
-        "device": f"{jax.devices()[0].device_kind} ({platform.machine()})",
-        "versions": {name: version(name) for name in ("jax", "jaxlib", "numpy")},
-        "python": platform.python_version(),
-        "commit": commit(),
+        **measured_with(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     text = json.dumps(result, indent=2) + "\n"

@@ -28,6 +28,7 @@ from scripts.demo_model.bits import bits_per_byte
 from scripts.demo_model.objectives import cross_entropy
 from scripts.demo_model.packing import read_held_out
 from scripts.demo_model.questions import Question, judge, questions
+from scripts.provenance import measured_with
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = report(verdicts)
         found["acceptance"] = {name: asdict(a) for name, a in drafts.items()}
         found["bits_per_byte"] = bits
+        found |= measured_with()
         print(json.dumps(found, ensure_ascii=False, indent=2))
     else:
         print(table(verdicts))
