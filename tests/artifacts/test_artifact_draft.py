@@ -17,7 +17,12 @@ import artifacts
 from artifacts import ArtifactError, DFlashConfig, NotYetError
 from artifacts.architectures.dflash import dflash_parameter_shapes, parse_draft_config
 from artifacts.architectures.qwen3_5.config import config_from_json, config_to_json
-from artifacts.manifest import manifest_digest, read_manifest
+from artifacts.manifest import (
+    MANIFEST_FILE,
+    manifest_digest,
+    manifest_to_text,
+    read_manifest,
+)
 
 DRAFTS = ["tiny-dflash-full", "tiny-dflash-swa"]
 Change = Callable[[dict[str, Any]], Any]
@@ -460,8 +465,12 @@ def test_a_window_without_sliding_layers(swa: Path) -> None:
         replace(parse(swa), layer_types=("full_attention",) * 2)
 
 
-def test_old_manifests_still_open() -> None:
+def test_old_manifests_still_open(goldens: Path, tmp_path: Path) -> None:
     """Those from before drafts have no `config.dflash`."""
-    demo = Path(artifacts.__file__).parent / "demo"
-    assert "dflash" not in read_manifest(demo).config
-    assert artifacts.open_checkpoint(demo).config.dflash is None
+    folder = artifacts.convert(goldens / "tiny-qwen3.5-dense", tmp_path / "out")
+    manifest = read_manifest(folder)
+    config = {k: v for k, v in manifest.config.items() if k != "dflash"}
+    old = manifest.model_copy(update={"config": config})
+    (folder / MANIFEST_FILE).write_text(manifest_to_text(old))
+    assert "dflash" not in read_manifest(folder).config
+    assert artifacts.open_checkpoint(folder).config.dflash is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,7 +98,8 @@ def test_the_report_counts_by_task() -> None:
     asked = questions(8)
     outputs = [_right(q) if i % 2 else Output("no") for i, q in enumerate(asked)]
     verdicts = [
-        eval_demo.Verdict(q, out, judge(q, out)) for q, out in zip(asked, outputs, strict=True)
+        eval_demo.Verdict(q, SimpleNamespace(outputs=[out]), judge(q, out))
+        for q, out in zip(asked, outputs, strict=True)
     ]
     report = eval_demo.report(verdicts)
     assert report["questions"]["all"] == {"right": 4, "total": 8, "share": 0.5}
