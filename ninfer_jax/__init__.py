@@ -13,7 +13,16 @@ from ninfer_jax.errors import (
     NotYetError,
     OverloadError,
 )
-from ninfer_jax.models import Model, SequenceState, decode, forward, init_model, load_model, prefill
+from ninfer_jax.models import (
+    Model,
+    SequenceState,
+    decode,
+    forward,
+    init_model,
+    load_model,
+    prefill,
+    random_model,
+)
 from ninfer_jax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamChunk
 from ninfer_jax.sampling_params import SamplingParams
 from ninfer_jax.shipped import shipped_model
@@ -45,5 +54,6 @@ __all__ = [
     "load",
     "load_model",
     "prefill",
+    "random_model",
     "shipped_model",
 ]

@@ -1,5 +1,6 @@
 """Model mathematics: pure functions over parameter trees and immutable device state, one folder a family."""
 
+from ninfer_jax.models.geometries import random_model
 from ninfer_jax.models.model import (
     Model,
     SequenceState,
@@ -20,4 +21,5 @@ __all__ = [
     "load_model",
     "model_from_checkpoint",
     "prefill",
+    "random_model",
 ]
