@@ -35,11 +35,11 @@ _COMMON: dict[str, Any] = {
 
 
 def _geometry(
-    hidden: int, layers: int, heads: tuple[int, int], value_heads: int, tied: bool, **ffn: int
+    hidden: int, layers: int, heads: tuple[int, int], value_heads: int, tied: bool, **ffn: Any
 ) -> Qwen3_5Config:
     kinds = ("linear_attention", "linear_attention", "linear_attention", "full_attention")
     sparse = "num_experts" in ffn
-    sizes = {
+    sizes: dict[str, Any] = {
         "intermediate_size": 0,
         "num_experts": 0,
         "num_experts_per_tok": 0,
