@@ -25,6 +25,7 @@ from ninfer_jax.models import (
 )
 from ninfer_jax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamChunk
 from ninfer_jax.sampling_params import SamplingParams
+from ninfer_jax.scoring import Perplexity, Score
 from ninfer_jax.shipped import shipped_model
 
 __all__ = [
@@ -41,10 +42,12 @@ __all__ = [
     "NinferError",
     "NotYetError",
     "OverloadError",
+    "Perplexity",
     "RequestHandle",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "Score",
     "SequenceState",
     "StreamChunk",
     "decode",

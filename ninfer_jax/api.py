@@ -27,7 +27,7 @@ def load(
       chat_template: Jinja source to use instead of the checkpoint's (FE-03).
       verify: check the SHA-256 of an artifact's files.
       **config: fields of `EngineConfig`: max_context, max_concurrency, kv_capacity, device_state_slots,
-        host_capacity_bytes, prefill_chunk, cache, max_queue, record, dtype, seed.
+        host_capacity_bytes, prefill_chunk, cache, max_queue, record, dtype, seed, purpose.
 
     Raises:
       ArtifactError: the folder is damaged, incomplete or of an unknown kind.

@@ -48,6 +48,8 @@ class EngineConfig:
     """Dtype of weights, activations and KV. "auto": bfloat16 on an accelerator, float32 on CPU."""
     seed: int = 0
     """Where the seeds of requests without one come from."""
+    purpose: Literal["generation", "scoring"] = "generation"
+    """"scoring" allocates and compiles only what `Engine.score` and `perplexity` need: no scheduler, no cache."""
 
     def __post_init__(self) -> None:
         def integer(name: str, low: int, high: int | None = None, other: str = "") -> None:
@@ -83,6 +85,7 @@ class EngineConfig:
                     f"cache=False keeps nothing, so {name} must be 0; got {getattr(self, name)}. Leave it out"
                 )
         one_of("policy", "incremental")
+        one_of("purpose", "generation", "scoring")
         one_of("dtype", "auto", "float32", "bfloat16")
         if self.record is not None and not isinstance(self.record, str):
             raise InputError(f"record must be a path or None; got {self.record!r}")

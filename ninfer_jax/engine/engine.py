@@ -1,24 +1,32 @@
-"""The engine: one loaded model behind `submit`, `generate`, `chat` and `stream`."""
+"""The engine: one loaded model behind `submit`, `generate`, `chat`, `stream`, `score` and `perplexity`."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from artifacts import open_checkpoint
 from ninfer_jax.config import PAGE_TOKENS, EngineConfig, Limits
+from ninfer_jax.engine.arguments import (
+    CacheMode,
+    cache_options,
+    checked_timeout,
+    listed,
+    one_each,
+)
 from ninfer_jax.engine.collect import collect
 from ninfer_jax.engine.handle import RequestHandle
-from ninfer_jax.engine.history import REQUESTS
+from ninfer_jax.engine.history import REQUESTS, History
 from ninfer_jax.engine.ingress import Close, Ingress
-from ninfer_jax.engine.request import CacheOptions, Request, new_request
+from ninfer_jax.engine.request import Request, new_request
+from ninfer_jax.engine.scores import Scores
+from ninfer_jax.engine.stats import Stats
 from ninfer_jax.engine.worker import Worker
 from ninfer_jax.errors import InputError
 from ninfer_jax.frontend import Frontend, PreparedPrompt
@@ -27,13 +35,17 @@ from ninfer_jax.outputs import RequestOutput
 from ninfer_jax.program import startup
 from ninfer_jax.program.program import Program
 from ninfer_jax.sampling_params import SamplingParams
+from ninfer_jax.scoring import Scorer
 from planner.world import WorldConfig
 
 Sampling = SamplingParams | SequenceOf[SamplingParams] | None
-CacheMode = Literal["read_write", "off"]
+SCORES_ONLY = (
+    'this engine was loaded with purpose="scoring" and only scores; load the model again without it, or with '
+    'purpose="generation", to generate'
+)
 
 
-class Engine:
+class Engine(Scores):
     """A model ready to run: everything is allocated and compiled, nothing compiles later (CAP-21).
 
     Any number of threads and event loops may use it. One worker thread runs all requests together; it ends
@@ -41,15 +53,27 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, frontend: Frontend, program: Program, name: str = "model"
+        self, model: Model, frontend: Frontend, program: Program | Limits, name: str = "model"
     ) -> None:
+        """Start the worker on a program; given the limits of one sequence instead, the engine only scores (SC-02)."""
         self.model = model
         self.frontend = frontend
-        self.limits: Limits = program.limits
+        self.limits: Limits = program if isinstance(program, Limits) else program.limits
         self.name = name
-        self._program = program
         self._ids = itertools.count()
         self._ingress = Ingress(self.limits.max_queue)
+        self._scorer = Scorer(
+            model,
+            max_context=self.limits.max_context,
+            prefill_chunk=self.limits.prefill_chunk,
+        )
+        self._program: Program | None = None
+        self._worker: Worker | None = None
+        if isinstance(program, Limits):
+            self._ingress.refuse(InputError(SCORES_ONLY))
+            self._scorer.prepare()
+            return
+        self._program = program
         world = WorldConfig(
             layout=self.limits.layout,
             prefill_chunk=self.limits.prefill_chunk,
@@ -75,14 +99,17 @@ class Engine:
         config = config or EngineConfig()
         checkpoint = open_checkpoint(path, verify=verify)
         # A configuration that cannot work is refused before the weights are read.
-        limits = startup.resolve(config, checkpoint.config, startup.measure())
+        scores = config.purpose == "scoring"
+        asked = startup.scoring_config(config) if scores else config
+        limits = startup.resolve(asked, checkpoint.config, startup.measure())
         frontend = Frontend.from_resources(
             checkpoint.frontend,
             vocab_size=checkpoint.config.vocab_size,
             chat_template=chat_template,
         )
         model = model_from_checkpoint(checkpoint, limits.dtype)
-        return cls(model, frontend, startup.start(model, config), checkpoint.name)
+        program = limits if scores else startup.start(model, config)
+        return cls(model, frontend, program, checkpoint.name)
 
     # One request
 
@@ -182,7 +209,7 @@ class Engine:
         """
         prepared = [
             self.frontend.prepare_prompt(p, markers=markers, anchors=anchors)
-            for p in _listed(prompts)
+            for p in listed(prompts)
         ]
         requests = self._requests(prepared, sampling_params, session, cache, timeout)
         return collect(requests, self._submit, use_tqdm=use_tqdm)
@@ -236,8 +263,12 @@ class Engine:
         return not self._ingress.live
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start: requests, tokens by origin, cache, preemptions, transfers, times (OBS-01)."""
-        return self._worker.stats.as_dict()
+        """Counters since the start: requests, tokens by origin, cache, preemptions, transfers, times (OBS-01).
+
+        `scoring` counts apart from all of these.
+        """
+        stats = Stats() if self._worker is None else self._worker.stats
+        return stats.as_dict() | {"scoring": self._scorer.stats()}
 
     def explain(self, request_id: str | None = None) -> str:
         """What happened to a request and why: its source, what was saved or not, pauses, its end.
@@ -248,7 +279,7 @@ class Engine:
         Raises:
           InputError: the request is not known (any more).
         """
-        history = self._worker.history
+        history = History() if self._worker is None else self._worker.history
         lines = history.of_engine() if request_id is None else history.of(request_id)
         if lines is None:
             raise InputError(
@@ -257,8 +288,8 @@ class Engine:
         return "\n".join(lines)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held, by use."""
-        return self._program.memory()
+        """Bytes held, by use. Of an engine that only scores, `kv` and `state_images` exist only while it does."""
+        return self._scorer.memory() if self._program is None else self._program.memory()
 
     def clear_cache(self) -> None:
         """Let go of everything that is kept for later requests. Running requests keep what they use."""
@@ -266,7 +297,9 @@ class Engine:
 
     def close(self) -> None:
         """Cancel every request, end the worker and free the device's memory. A second call does nothing."""
-        self._worker.close()
+        self._scorer.close()
+        if self._worker is not None:
+            self._worker.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -294,8 +327,8 @@ class Engine:
         timeout: float | None,
     ) -> list[Request]:
         count = len(prompts)
-        each = _one_each("sampling_params", params, SamplingParams, count)
-        names = _one_each("session", session, str, count)
+        each = one_each("sampling_params", params, SamplingParams, count)
+        names = one_each("session", session, str, count)
         return [
             self._request(p, s, name, cache, timeout)
             for p, s, name in zip(prompts, each, names, strict=True)
@@ -326,8 +359,8 @@ class Engine:
             self.frontend,
             max_context=limits.max_context,
             default_seed=int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little"),
-            cache=_cache_options(cache, session),
-            timeout=_timeout(timeout),
+            cache=cache_options(cache, session),
+            timeout=checked_timeout(timeout),
         )
         pages = -(-request.total_tokens // PAGE_TOKENS)
         if pages > limits.pages:
@@ -336,42 +369,3 @@ class Engine:
                 f"{limits.pages}; lower max_tokens or raise kv_capacity"
             )
         return request
-
-
-def _cache_options(cache: CacheMode, session: str | None) -> CacheOptions:
-    if cache not in ("read_write", "off"):
-        raise InputError(f'cache must be "read_write" or "off"; got {cache!r}')
-    if session is not None and not isinstance(session, str):
-        raise InputError(f"session must be a string, got {type(session).__name__}")
-    return CacheOptions(cache == "read_write", session or "")
-
-
-def _timeout(timeout: float | None) -> float | None:
-    if timeout is None:
-        return None
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not number or not math.isfinite(timeout) or timeout <= 0:
-        raise InputError(f"timeout must be a positive number of seconds; got {timeout!r}")
-    return timeout
-
-
-def _one_each(name: str, value: Any, kind: type, count: int) -> list[Any]:
-    """One value a prompt, from one for all or a list."""
-    if value is None or isinstance(value, kind):
-        return [value] * count
-    if not isinstance(value, SequenceOf) or not all(isinstance(v, kind) for v in value):
-        raise InputError(
-            f"{name} must be {kind.__name__} or a list of them, got {type(value).__name__}"
-        )
-    if len(value) != count:
-        raise InputError(f"{len(value)} {name} for {count} prompts; give one, or one a prompt")
-    return list(value)
-
-
-def _listed(prompts: Any) -> list[Any]:
-    """A list of prompts from one prompt or many. A list of integers is one prompt."""
-    if isinstance(prompts, list | tuple) and not (
-        prompts and all(isinstance(x, int) and not isinstance(x, bool) for x in prompts)
-    ):
-        return list(prompts)
-    return [prompts]

@@ -73,9 +73,9 @@ class ChatTemplate:
         self._environment.globals["raise_exception"] = _raise_exception
         self._environment.globals["strftime_now"] = lambda form: clock().strftime(form)
         self._special_tokens = dict(special_tokens or {})
-        self._templates = {
-            name: self._compile(name, text) for name, text in _by_name(source).items()
-        }
+        self.sources: Mapping[str, str] = _by_name(source)
+        """Jinja text by name, "default" among them."""
+        self._templates = {name: self._compile(name, text) for name, text in self.sources.items()}
 
     @classmethod
     def from_resources(

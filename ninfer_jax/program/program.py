@@ -30,7 +30,7 @@ from ninfer_jax.program.transfers import Transfer, Transfers
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
 
 # XLA's older CPU code for fusions is 10 to 40% faster on these units and compiles faster; jax 0.11 no longer has it.
-_CPU_OPTIONS = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+CPU_OPTIONS = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 
 
 class Program:
@@ -262,7 +262,7 @@ class Program:
         marks = (i32(), i32(vocab), _array(jnp.bool_, vocab), f32(vocab))
         lower("install_row", sampler.install_row, self._sampler, *marks, donate=0)
         lowered |= self._transfers.units(state)
-        options = _CPU_OPTIONS if self._device.platform == "cpu" else {}
+        options = CPU_OPTIONS if self._device.platform == "cpu" else {}
         # Compilation releases the interpreter lock; the largest units come first.
         with ThreadPoolExecutor() as pool:
             compiled = pool.map(lambda unit: unit.compile(options), lowered.values())

@@ -157,6 +157,18 @@ def resolve(
     )
 
 
+def scoring_config(config: EngineConfig) -> EngineConfig:
+    """The same for an engine that only scores, whose limits are those of one sequence (SC-02)."""
+    return replace(
+        config,
+        max_concurrency=1,
+        kv_capacity="auto",
+        cache=False,
+        device_state_slots=None,
+        host_capacity_bytes=None,
+    )
+
+
 def _buckets(chunk: int) -> tuple[int, ...]:
     """Shapes of prefill units: the chunk, less and less below it, and a page; each costs a compilation."""
     below = (chunk - (chunk >> shift) for shift in (1, 2, 3))

@@ -1,0 +1,1 @@
+"""Adapters to evaluation tools, each imported only where its tool is installed."""
