@@ -1,6 +1,7 @@
 """ninfer-jax: exact, reproducible inference for hybrid language models on one accelerator."""
 
 from ninfer_jax.api import generate, load
+from ninfer_jax.batch import BatchSummary, run_batch
 from ninfer_jax.config import EngineConfig
 from ninfer_jax.engine import Engine, RequestHandle
 from ninfer_jax.errors import (
@@ -20,6 +21,7 @@ from ninfer_jax.shipped import shipped_model
 
 __all__ = [
     "ArtifactError",
+    "BatchSummary",
     "CapacityError",
     "CompletionOutput",
     "ConstraintError",
@@ -45,5 +47,6 @@ __all__ = [
     "load",
     "load_model",
     "prefill",
+    "run_batch",
     "shipped_model",
 ]

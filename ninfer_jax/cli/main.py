@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from ninfer_jax.cli import artifact, planner, text
+from ninfer_jax.cli import artifact, batch, planner, text
 from ninfer_jax.errors import NinferError
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(text.generate)
 app.command()(text.chat)
+app.command()(batch.batch)
 app.command()(artifact.convert)
 app.command()(artifact.inspect)
 app.command()(artifact.verify)
