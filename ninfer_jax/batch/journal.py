@@ -133,7 +133,8 @@ class Journal:
         self.lines += 1
 
     def _cut(self, end: int, torn: bytes) -> None:
-        ours = torn.startswith(_BEGINNING) or _BEGINNING.startswith(torn) or not torn.strip(b"\0")
+        written = torn.rstrip(b"\0")  # a loss of power can leave zeros in place of what was written
+        ours = written.startswith(_BEGINNING) or _BEGINNING.startswith(written)
         if not ours:
             raise InputError(
                 f"{self.path} ends in a line that is no output of a batch; give another output"

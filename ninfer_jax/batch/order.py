@@ -43,8 +43,9 @@ def arrange(prompts: Sequence[Sequence[int]], work: Sequence[int]) -> list[Place
     """
     if not prompts:
         return []
-    arrays = [np.asarray(p, np.int32) for p in prompts]
-    order = sorted(range(len(prompts)), key=lambda i: tuple(prompts[i]))
+    # The bytes of big-endian ids sort as the ids do, and are compared much faster.
+    arrays = [np.asarray(p, ">i4") for p in prompts]
+    order = sorted(range(len(prompts)), key=lambda i: arrays[i].tobytes())
     shared = [_shared_tokens(arrays[a], arrays[b]) for a, b in pairwise(order)]
     return _walk(order, np.asarray(shared, np.int64), work)
 

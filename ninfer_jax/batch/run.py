@@ -100,8 +100,8 @@ def run_batch(
         except EngineFailure as error:
             journal.flush()
             raise EngineFailure(
-                f"{error}; {summary.rows - summary.remaining} of {summary.rows} rows are in {output}, run the same "
-                "again for the others"
+                f"{summary.rows - summary.remaining} of {summary.rows} rows are in {output}; run the same again for "
+                f"the others. {error}"
             ) from error
         finally:
             bar.close()
