@@ -47,7 +47,7 @@ def killed_and_whole(tmp_path, kills, count, seed):
     luck = random.Random(seed)
     torn = 0
     for _ in range(kills):
-        job = start(source, output, slow=0.01)
+        job = start(source, output, slow=0.005)
         assert job.stdout.readline() == "ready\n"
         time.sleep(luck.uniform(0.0, 1.5))
         job.kill()
@@ -71,18 +71,18 @@ def killed_and_whole(tmp_path, kills, count, seed):
 
 
 def test_a_job_killed_three_times(tmp_path):
-    killed_and_whole(tmp_path, 3, 400, seed=3)
+    killed_and_whole(tmp_path, 3, 250, seed=3)
 
 
 @pytest.mark.slow
 def test_a_job_killed_twenty_times(tmp_path):
-    assert killed_and_whole(tmp_path, 20, 2500, seed=20) > 0
+    assert killed_and_whole(tmp_path, 20, 2000, seed=20) > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_what_runs(tmp_path, number):
-    source, output = write(tmp_path / "in", rows(400)), tmp_path / "out"
-    job = start(source, output, slow=0.01)
+    source, output = write(tmp_path / "in", rows(150)), tmp_path / "out"
+    job = start(source, output, slow=0.005)
     wait_for_lines(output, 1)
     job.send_signal(number)
     code, out, err = finish(job)
@@ -90,12 +90,12 @@ def test_a_signal_finishes_what_runs(tmp_path, number):
     summary = json.loads(out)
     assert summary["interrupted"]
     lines = read(output)
-    assert len(lines) == summary["answered"] == 400 - summary["remaining"]
+    assert len(lines) == summary["answered"] == 150 - summary["remaining"]
     assert all(line["error"] is None for line in lines)
     code, out, err = finish(start(source, output))
     assert code == 0, err
     assert json.loads(out)["done_before"] == len(lines)
-    assert len(read(output)) == 400
+    assert len(read(output)) == 150
 
 
 def test_a_second_signal_cancels_what_runs(tmp_path):
