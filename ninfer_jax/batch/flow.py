@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import queue
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ from ninfer_jax.outputs import RequestOutput
 
 LOOK_AHEAD = 512
 """Rows looked at for one that need not wait for another's prefix."""
+OPEN_GROUPS = 3
+"""Prefixes that may be kept for rows that wait; more would push each other out of the cache."""
 SCORE_PAIRS = 64
 """Contexts and continuations of one call of `Engine.score`, at least one row."""
 TICK = 0.25
@@ -60,8 +62,9 @@ class Flow:
         """Handles that have ended, of rows with several."""
         self._warm: set[tuple[int, int]] = set()
         self._led: set[tuple[int, int]] = set()
+        self._open: Counter[tuple[int, int]] = Counter()
+        """Rows that wait, by the longest prefix they share."""
         self._scoring: list[Scoring] = []
-        self._scored = 0
         self._cancelled = False
         # Twice the lanes: one in each, and one that is ready when it ends.
         self._places = 2 * engine.limits.max_concurrency
@@ -119,7 +122,7 @@ class Flow:
         """Start what there is room for."""
         while True:
             if len(self._waiting) < self._places and not ahead.exhausted:
-                self._waiting.extend(ahead.take())
+                self._take(ahead.take())
             row = self._pick()
             if row is None:
                 return
@@ -131,20 +134,31 @@ class Flow:
                 self._waiting.appendleft(row)
                 return
 
+    def _take(self, window: list[Row]) -> None:
+        self._waiting.extend(window)
+        groups = [row.nodes[-1] for row in window if isinstance(row, Ready) and row.nodes]
+        self._open.update(groups)
+        if groups:  # rows of the window before may still wait, of none before that
+            self._led = {n for n in self._led if n[0] >= groups[0][0] - 1}
+            self._warm &= self._led
+
     def _pick(self) -> Row | None:
         """The first row that can start now, taken out."""
         load = sum(_weight(r.row.work) for r in self._running.values())
+        full = sum(group in self._led for group in self._open) >= OPEN_GROUPS
         for i, row in enumerate(itertools.islice(self._waiting, LOOK_AHEAD)):
-            if isinstance(row, Ready) and not self._can_start(row, load):
+            if isinstance(row, Ready) and not self._can_start(row, load, full):
                 continue
             del self._waiting[i]
             return row
         return None
 
-    def _can_start(self, row: Ready, load: int) -> bool:
+    def _can_start(self, row: Ready, load: int, full: bool) -> bool:
         if isinstance(row.work, Scoring):
             return not self._scoring
         if load and load + _weight(row.work) > self._places:
+            return False
+        if full and row.nodes and row.nodes[-1] not in self._led:
             return False
         return not any(n in self._led and n not in self._warm for n in row.nodes)
 
@@ -161,11 +175,13 @@ class Flow:
                 handles.append(self._engine.submit(call.prompt, call.params, cache=cache))  # type: ignore[arg-type]
         except InputError as error:
             _close(handles)
+            self._leave(row)
             self._refuse(Refused(work.request, str(error)), str(error))
             return True
         except OverloadError:
             _close(handles)
             return False
+        self._leave(row)
         number = next(self._numbers)
         leads = [n for n in row.nodes if n not in self._led]
         self._led.update(leads)
@@ -175,6 +191,14 @@ class Flow:
         for handle in handles:
             handle.when_done(partial(self._events.put, _Event("ended", number)))
         return True
+
+    def _leave(self, row: Ready) -> None:
+        """A row waits no more."""
+        if row.nodes:
+            group = row.nodes[-1]
+            self._open[group] -= 1
+            if not self._open[group]:
+                del self._open[group]
 
     def _handle_ended(self, number: int) -> None:
         self._ended[number] += 1
