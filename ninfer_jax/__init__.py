@@ -1,5 +1,6 @@
 """ninfer-jax: exact, reproducible inference for hybrid language models on one accelerator."""
 
+from ninfer_jax import ray
 from ninfer_jax.api import generate, load
 from ninfer_jax.batch import BatchSummary, run_batch
 from ninfer_jax.config import EngineConfig
@@ -47,6 +48,7 @@ __all__ = [
     "load",
     "load_model",
     "prefill",
+    "ray",
     "run_batch",
     "shipped_model",
 ]

@@ -59,15 +59,7 @@ def run_batch(
         raise InputError(f"{output} is the input; give another output")
     with Journal(output) as journal:
         todo = scan(input, journal)
-        summary = Summary(
-            output=str(output),
-            rows=todo.rows,
-            done_before=todo.done,
-            errors=todo.errors,
-            remaining=len(todo.todo),
-            stale=todo.stale,
-            cut_bytes=journal.cut_bytes,
-        )
+        summary = Summary.of(todo, str(output), journal.cut_bytes)
         if not todo.todo:
             return summary
         engine = model if isinstance(model, Engine) else load(model, **config)
@@ -75,14 +67,12 @@ def run_batch(
 
         def done(line: dict[str, Any], outputs: list[RequestOutput]) -> None:
             journal.add(line)
-            summary.remaining -= 1
-            summary.add(outputs)
-            if line["error"] is None:
-                summary.answered += 1
-                scores = line["response"]["body"].get("scores", ())
-                summary.scored_tokens += sum(len(s["token_ids"]) for s in scores)
-            else:
-                summary.errors += 1
+            summary.count(
+                line,
+                sum(len(o.prompt_token_ids) for o in outputs),
+                sum(o.num_cached_tokens for o in outputs),
+                sum(len(s.token_ids) for o in outputs for s in o.outputs),
+            )
             bar.row()
 
         flow = Flow(engine, done, cache=cache)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ninfer_jax.outputs import RequestOutput
+from ninfer_jax.batch.scan import Scan
 
 
 @dataclass
@@ -48,12 +48,31 @@ class Summary:
         """Generated tokens by seconds."""
         return self.generated_tokens / self.seconds if self.seconds else 0.0
 
-    def add(self, outputs: list[RequestOutput]) -> None:
-        """Count the results of one row."""
-        for output in outputs:
-            self.prompt_tokens += len(output.prompt_token_ids)
-            self.cached_tokens += output.num_cached_tokens
-            self.generated_tokens += sum(len(s.token_ids) for s in output.outputs)
+    @classmethod
+    def of(cls, todo: Scan, output: str, cut_bytes: int) -> Summary:
+        """What is known before anything runs."""
+        return cls(
+            output=output,
+            rows=todo.rows,
+            done_before=todo.done,
+            errors=todo.errors,
+            remaining=len(todo.todo),
+            stale=todo.stale,
+            cut_bytes=cut_bytes,
+        )
+
+    def count(self, line: dict[str, Any], prompt: int, cached: int, generated: int) -> None:
+        """A row has its line; the others are tokens."""
+        self.remaining -= 1
+        self.prompt_tokens += prompt
+        self.cached_tokens += cached
+        self.generated_tokens += generated
+        if line["error"] is None:
+            self.answered += 1
+            scores = line["response"]["body"].get("scores", ())
+            self.scored_tokens += sum(len(score["token_ids"]) for score in scores)
+        else:
+            self.errors += 1
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""

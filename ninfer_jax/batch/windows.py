@@ -115,6 +115,11 @@ def _row(line: Line, frontend: Frontend) -> Row:
         return Refused(line, str(error))
 
 
+def place(works: list[Work], max_context: int) -> list[Row]:
+    """Rows that are prepared already, as one window."""
+    return _arranged([Ready(work) for work in works], 0, max_context)
+
+
 def _arranged(window: list[Row], number: int, max_context: int) -> list[Row]:
     """Refused rows, which cost nothing, then generation by prefix, then what is scored."""
     refused = [row for row in window if isinstance(row, Refused)]
