@@ -1,6 +1,7 @@
 """`ninfer batch --ray`: an input file over many engines, into one output file, resumed as without Ray.
 
-The driver looks at the input, hands out byte offsets, and is the only one that writes. Actors read the lines, so the input must be on storage that every machine sees; through Ray's object store go offsets and answers only.
+The driver looks at the input, hands out byte offsets, and is the only one that writes. Actors read the lines, so the
+input must be on storage that every machine sees; through Ray's object store go offsets and answers only.
 """
 
 from __future__ import annotations
