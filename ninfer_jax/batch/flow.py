@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import queue
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -62,8 +62,6 @@ class Flow:
         """Handles that have ended, of rows with several."""
         self._warm: set[tuple[int, int]] = set()
         self._led: set[tuple[int, int]] = set()
-        self._open: Counter[tuple[int, int]] = Counter()
-        """Rows that wait, by the longest prefix they share."""
         self._scoring: list[Scoring] = []
         self._cancelled = False
         # Twice the lanes: one in each, and one that is ready when it ends.
@@ -137,7 +135,6 @@ class Flow:
     def _take(self, window: list[Row]) -> None:
         self._waiting.extend(window)
         groups = [row.nodes[-1] for row in window if isinstance(row, Ready) and row.nodes]
-        self._open.update(groups)
         if groups:  # rows of the window before may still wait, of none before that
             self._led = {n for n in self._led if n[0] >= groups[0][0] - 1}
             self._warm &= self._led
@@ -145,8 +142,10 @@ class Flow:
     def _pick(self) -> Row | None:
         """The first row that can start now, taken out."""
         load = sum(_weight(r.row.work) for r in self._running.values())
-        full = sum(group in self._led for group in self._open) >= OPEN_GROUPS
-        for i, row in enumerate(itertools.islice(self._waiting, LOOK_AHEAD)):
+        near = list(itertools.islice(self._waiting, LOOK_AHEAD))
+        groups = {row.nodes[-1] for row in near if isinstance(row, Ready) and row.nodes}
+        full = len(groups & self._led) >= OPEN_GROUPS
+        for i, row in enumerate(near):
             if isinstance(row, Ready) and not self._can_start(row, load, full):
                 continue
             del self._waiting[i]
@@ -175,13 +174,11 @@ class Flow:
                 handles.append(self._engine.submit(call.prompt, call.params, cache=cache))  # type: ignore[arg-type]
         except InputError as error:
             _close(handles)
-            self._leave(row)
             self._refuse(Refused(work.request, str(error)), str(error))
             return True
         except OverloadError:
             _close(handles)
             return False
-        self._leave(row)
         number = next(self._numbers)
         leads = [n for n in row.nodes if n not in self._led]
         self._led.update(leads)
@@ -191,14 +188,6 @@ class Flow:
         for handle in handles:
             handle.when_done(partial(self._events.put, _Event("ended", number)))
         return True
-
-    def _leave(self, row: Ready) -> None:
-        """A row waits no more."""
-        if row.nodes:
-            group = row.nodes[-1]
-            self._open[group] -= 1
-            if not self._open[group]:
-                del self._open[group]
 
     def _handle_ended(self, number: int) -> None:
         self._ended[number] += 1
