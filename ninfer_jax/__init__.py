@@ -1,6 +1,8 @@
 """ninfer-jax: exact, reproducible inference for hybrid language models on one accelerator."""
 
+from ninfer_jax import ray
 from ninfer_jax.api import generate, load
+from ninfer_jax.batch import BatchSummary, run_batch
 from ninfer_jax.config import EngineConfig
 from ninfer_jax.engine import Engine, RequestHandle
 from ninfer_jax.errors import (
@@ -30,6 +32,7 @@ from ninfer_jax.shipped import shipped_model
 
 __all__ = [
     "ArtifactError",
+    "BatchSummary",
     "CapacityError",
     "CompletionOutput",
     "ConstraintError",
@@ -58,5 +61,7 @@ __all__ = [
     "load_model",
     "prefill",
     "random_model",
+    "ray",
+    "run_batch",
     "shipped_model",
 ]

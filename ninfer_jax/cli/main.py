@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from ninfer_jax.cli import artifact, planner, scoring, text
+from ninfer_jax.cli import artifact, batch, planner, scoring, text
 from ninfer_jax.errors import NinferError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command()(text.generate)
 app.command()(text.chat)
 app.command()(scoring.score)
 app.command()(scoring.perplexity)
+app.command()(batch.batch)
 app.command()(artifact.convert)
 app.command()(artifact.inspect)
 app.command()(artifact.verify)

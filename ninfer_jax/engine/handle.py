@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from ninfer_jax.engine.ingress import Cancel, Ingress
@@ -41,6 +42,14 @@ class RequestHandle:
     def done(self) -> bool:
         """Whether the request has ended, in whatever way."""
         return self._response.ended
+
+    def when_started(self, call: Callable[[], None]) -> None:
+        """Call back once, from any thread, when its prompt has been computed or it has ended."""
+        self._response.when_news(call)
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call back once, from any thread, when it has ended."""
+        self._response.when_ended(call)
 
     def cancel(self) -> None:
         """Give the request up at its next boundary (ENG-06). Tokens already committed stay; ended: no effect."""

@@ -1,0 +1,143 @@
+"""`build_processor`: rows in, rows out, in the shape of `ray.data.llm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ninfer_jax.api import load
+from ninfer_jax.batch.bodies import Call, Generation, bare
+from ninfer_jax.batch.inline import answer_works
+from ninfer_jax.batch.requests import BatchRequest, request_key
+from ninfer_jax.errors import InputError
+from ninfer_jax.frontend import Frontend
+from ninfer_jax.outputs import RequestOutput
+from ninfer_jax.ray.config import ProcessorConfig, mapped
+from ninfer_jax.sampling_params import SamplingParams
+
+Row = dict[str, Any]
+Change = Callable[[Row], Row]
+
+INPUTS = ("prompt", "messages", "tools", "sampling_params", "chat_template_kwargs")
+"""Columns that a processor reads; all others are carried."""
+OUTPUTS = (
+    "generated_text",
+    "generated_tokens",
+    "reasoning",
+    "finish_reason",
+    "num_input_tokens",
+    "num_cached_tokens",
+    "num_generated_tokens",
+    "error",
+)
+"""Columns that a processor adds."""
+
+
+def build_processor(
+    config: ProcessorConfig,
+    preprocess: Change | None = None,
+    postprocess: Change | None = None,
+) -> Callable[[Any], Any]:
+    """A function from a Ray Dataset to a Ray Dataset.
+
+    A row has `prompt` (text or ids) or `messages`, and may have `tools`, `sampling_params` (a mapping) and
+    `chat_template_kwargs`. It gets `generated_text`, `generated_tokens`, `reasoning`, `finish_reason`,
+    `num_input_tokens`, `num_cached_tokens`, `num_generated_tokens` and `error`: None, or why there is no text. Its
+    other columns stay. Without a seed in `sampling_params`, one is made from the prompt and the parameters.
+
+    Args:
+      config: model and actors.
+      preprocess: makes such a row of yours; the columns of yours that it leaves out are carried.
+      postprocess: makes your result of the row with what was added.
+    """
+
+    def processor(dataset: Any) -> Any:
+        if preprocess is not None:
+            dataset = dataset.map(_Carrying(preprocess))
+        dataset = mapped(dataset, RowReplica, config)
+        return dataset if postprocess is None else dataset.map(postprocess)
+
+    return processor
+
+
+class _Carrying:
+    def __init__(self, change: Change) -> None:
+        self._change = change
+
+    def __call__(self, row: Row) -> Row:
+        return {**row, **self._change(dict(row))}
+
+
+class RowReplica:
+    """An engine that takes tables of rows."""
+
+    def __init__(self, config: ProcessorConfig) -> None:
+        self._engine = load(config.model, **config.engine)
+        self._cache = config.cache
+
+    def __call__(self, table: Any) -> Any:
+        rows = table.to_pylist()
+        works: list[Generation] = []
+        for i, row in enumerate(rows):
+            row.update(dict.fromkeys(OUTPUTS))
+            try:
+                works.append(_prepared(str(i), row, self._engine.frontend))
+            except InputError as error:
+                row["error"] = str(error)
+        for line, outputs in answer_works(self._engine, list(works), cache=self._cache):
+            rows[int(line["custom_id"])].update(_result(line, outputs))
+        return _table(rows)
+
+
+def _prepared(name: str, row: Row, frontend: Frontend) -> Generation:
+    given = {key: _plain(row[key]) for key in INPUTS if row.get(key) is not None}
+    request = BatchRequest(name, "chat", {}, request_key("", given))
+    params = SamplingParams.from_dict({"seed": request.seed} | given.get("sampling_params", {}))
+    if ("prompt" in given) == ("messages" in given):
+        raise InputError("a row has either prompt or messages")
+    if params.n not in (None, 1):
+        raise InputError(f"n must be 1: a row gives a row; got {params.n}")
+    if "prompt" in given:
+        prompt = frontend.prepare_prompt(given["prompt"])
+    else:
+        variables = given.get("chat_template_kwargs", {})
+        prompt = frontend.prepare_chat(given["messages"], given.get("tools"), **variables)
+    return Generation(request, (Call(bare(prompt), params),))
+
+
+def _plain(value: Any) -> Any:
+    """Without the nulls that Arrow puts where another row has a field."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _result(line: Row, outputs: list[RequestOutput]) -> Row:
+    if line["error"] is not None:
+        return {"error": line["error"]["message"]}
+    (sequence,) = outputs[0].outputs
+    return {
+        "generated_text": sequence.text,
+        "generated_tokens": sequence.token_ids,
+        "reasoning": sequence.reasoning,
+        "finish_reason": sequence.finish_reason,
+        "num_input_tokens": len(outputs[0].prompt_token_ids),
+        "num_cached_tokens": outputs[0].num_cached_tokens,
+        "num_generated_tokens": len(sequence.token_ids),
+    }
+
+
+def _table(rows: list[Row]) -> Any:
+    """Types of the added columns are fixed: a table whose rows all failed fits the others."""
+    import pyarrow as pa
+
+    texts = dict.fromkeys(("generated_text", "reasoning", "finish_reason", "error"), pa.string())
+    table = pa.Table.from_pylist(rows)
+    for name in OUTPUTS:
+        number = pa.list_(pa.int64()) if name == "generated_tokens" else pa.int64()
+        kind = texts.get(name, number)
+        column = pa.array([row[name] for row in rows], kind)
+        table = table.set_column(table.schema.get_field_index(name), name, column)
+    return table
