@@ -170,7 +170,7 @@ class Flow:
                     f"the row has {_weight(work)} outputs, max_queue is {self._engine.limits.max_queue}; split it"
                 )
             for call in work.calls:
-                cache = "read_write" if self._cache else "off"
+                cache = "prompt" if self._cache else "off"
                 handles.append(self._engine.submit(call.prompt, call.params, cache=cache))  # type: ignore[arg-type]
         except InputError as error:
             _close(handles)

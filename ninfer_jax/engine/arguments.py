@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as SequenceOf
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ninfer_jax.engine.request import CacheOptions
 from ninfer_jax.errors import InputError
 
-CacheMode = Literal["read_write", "off"]
+CacheMode = Literal["read_write", "prompt", "off"]
 
 
 def cache_options(cache: CacheMode, session: str | None) -> CacheOptions:
-    if cache not in ("read_write", "off"):
-        raise InputError(f'cache must be "read_write" or "off"; got {cache!r}')
+    if cache not in get_args(CacheMode):
+        raise InputError(f'cache must be "read_write", "prompt" or "off"; got {cache!r}')
     if session is not None and not isinstance(session, str):
         raise InputError(f"session must be a string, got {type(session).__name__}")
-    return CacheOptions(cache == "read_write", session or "")
+    return CacheOptions(cache != "off", cache == "read_write", session or "")
 
 
 def checked_timeout(timeout: float | None) -> float | None:

@@ -131,7 +131,8 @@ class Engine(Scores):
           sampling_params: None takes the checkpoint's defaults.
           session: a name for this conversation. It only helps to find what can be reused; equal prompts
             are found without it.
-          cache: "off" neither reuses anything nor leaves anything behind.
+          cache: "off" neither reuses anything nor leaves anything behind; "prompt" reuses, and leaves what is asked for
+            within the prompt but not its end: for requests that nobody goes on from.
           markers: token counts (in a chat: message counts) after which many requests may differ; at most four.
           anchors: counts at which this conversation may be taken up again after an edit; at most four.
           timeout: seconds, waiting included, after which the request is cancelled with what it has.

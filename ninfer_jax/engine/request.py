@@ -35,6 +35,8 @@ class CacheOptions:
 
     enabled: bool = True
     """False: reads nothing and leaves nothing behind (CAT-22)."""
+    endpoint: bool = True
+    """False: the end is not kept."""
     session: str = ""
     """Name of the conversation (CAT-20); empty: none."""
 
@@ -147,6 +149,7 @@ class Request:
             prompt=self.identity,
             max_tokens=self.max_tokens,
             cache=self.cache.enabled,
+            endpoint=self.cache.endpoint,
             session="" if sequence.index else self.cache.session,
             recovery=prompt.recovery,
             splits=prompt.splits,

@@ -33,6 +33,7 @@ class Arrive(NamedTuple):
     stop: int = 0
     fail: int = 0
     cache: bool = True
+    endpoint: bool = True
     session: str = ""
     recovery: int = 0
     anchor: int = 0
@@ -70,6 +71,7 @@ _ARRIVE = st.builds(
     stop=st.sampled_from([0, 0, 0, 1, 2, 3]),
     fail=st.sampled_from([0] * 9 + [1, 2]),
     cache=st.sampled_from([True] * 5 + [False]),
+    endpoint=st.sampled_from([True] * 5 + [False]),
     session=st.sampled_from(["", "", "a", "b"]),
     recovery=_FRONTIER,
     anchor=_FRONTIER,
@@ -158,6 +160,7 @@ def ask_of(a: Arrive, driver: WorldDriver) -> Ask:
         prompt,
         a.max_tokens,
         a.cache,
+        a.endpoint,
         a.session,
         recovery=min(len(prompt) - 1, len(prompt) * a.recovery // 100),
         splits=frontier(a.split),

@@ -43,6 +43,7 @@ class Ask:
     prompt: tuple[int, ...]
     max_tokens: int = 4
     cache: bool = True
+    endpoint: bool = True
     session: str = ""
     recovery: int = 0
     splits: tuple[int, ...] = ()
@@ -126,6 +127,7 @@ class WorldDriver:
                 identity(ask.prompt, splits=ask.splits),
                 ask.max_tokens,
                 cache=ask.cache,
+                endpoint=ask.endpoint,
                 session=ask.session,
                 recovery=ask.recovery,
                 splits=ask.splits,

@@ -27,6 +27,8 @@ class Submitted:
     """Most output tokens; at least 1."""
     cache: bool = True
     """ReadWrite, or Disabled: root only, leaves nothing behind (CAT-22)."""
+    endpoint: bool = True
+    """False: the end is not kept, and no other record is continued: for requests that nobody goes on from."""
     session: str = ""
     """Lookup hint and name of the result (CAT-20); empty: none."""
     recovery: int = 0

@@ -156,11 +156,16 @@ class _Search:
     """Device units that the demotions free."""
     victims: list[Edge] = field(default_factory=list)
     """Points that make room on Host for demotions."""
+    _counted: tuple[tuple[tuple[int, ...], int], Gaps] = (((), 0), {})
+    """What was last counted as freed, and for which deletions."""
 
     def missing(self) -> Gaps:
         """What is still short; Host bytes are decided by the arena, not here."""
-        edges = [e for p in self.chosen for e in p.edges] + self.victims
-        freed = _freed(self.step.physical, list(dict.fromkeys(edges)))
+        key = (tuple(p.checkpoint.id for p in self.chosen), len(self.victims))
+        if self._counted[0] != key:
+            edges = [e for p in self.chosen for e in p.edges] + self.victims
+            self._counted = key, _freed(self.step.physical, list(dict.fromkeys(edges)))
+        freed: Gaps = self._counted[1]
         out: Gaps = {}
         for name, n in self.gaps.items():
             left = n - freed.get(name, 0) - self.gain.get(name, 0)

@@ -230,9 +230,8 @@ def finish(step: Step, resident: Resident) -> None:
     """Settle the terminal of a drained resident: endpoint or nothing, then the one outcome (ENG-05)."""
     request = step.request(resident.request)
     q = sequence(step.physical, resident.sequence)
-    keep = (
-        resident.ending == "finished" and step.caches(request) and not q.source and q.position > 0
-    )
+    wanted = step.caches(request) and request.spec.endpoint
+    keep = resident.ending == "finished" and wanted and not q.source and q.position > 0
     if keep:
         whole = step.ledger(resident)
         after = token_at(whole.tokens, q.position) if whole.frontier > q.position else -1

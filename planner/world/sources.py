@@ -108,6 +108,8 @@ def may_take(step: Step, request: Request, cid: int, owner: int) -> bool:
     assert record is not None
     if request.owner:
         return owner == request.owner
+    if not request.spec.endpoint:
+        return False  # it would be used up for nothing
     if record.request or record.order > request.id:
         return False
     if any(r.wait in record.points for r in step.requests.values() if r.id != request.id):

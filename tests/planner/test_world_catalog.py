@@ -259,3 +259,31 @@ def test_an_empty_record_is_forgotten() -> None:
     assert owners(d) == []
     assert d.world.catalog.sessions == ()
     d.settle()
+
+
+# Requests that nobody goes on from
+
+
+def test_a_request_without_endpoint_leaves_what_its_prompt_asks_for_and_nothing_else() -> None:
+    """CAT-12, CAT-19: its markers stay and serve others; what it wrote is gone, and so is its record."""
+    d = engine(pages=20, slots=12)
+    alone(d, Ask(text(1, 17), max_tokens=4, endpoint=False, markers=(8,)))
+    assert frontiers(d) == {8}
+    assert not owners(d)
+    second = alone(d, Ask((*text(1, 8), *text(2, 6)), max_tokens=4, endpoint=False, markers=(8,)))
+    assert d.lives[second].reused == 8
+    assert frontiers(d) == {8}
+    d.settle()
+
+
+def test_a_request_without_endpoint_leaves_the_endpoint_it_starts_from() -> None:
+    """CAT-17 read with `Submitted.endpoint`: it branches where others would continue the record."""
+    for endpoint in (True, False):
+        d = engine(pages=20, slots=12)
+        one = Ask(text(1, 9), max_tokens=4)
+        alone(d, one)
+        (end,) = frontiers(d)
+        alone(d, Ask(following(one, 5, 6, 7), max_tokens=1, endpoint=endpoint))
+        assert (end in frontiers(d)) is not endpoint
+        assert (frontiers(d) == {end}) is not endpoint
+        d.settle()
