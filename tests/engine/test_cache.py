@@ -141,3 +141,18 @@ def test_an_engine_without_cache_and_with_a_short_queue(goldens):
         assert "cache mode is off" in small.explain(outs[0].request_id)
     with pytest.raises(nj.EngineFailure, match="closed"):
         small.generate("x")
+
+
+def test_a_prompt_only_request_reads_and_leaves_its_input_but_no_end(engine):
+    """`cache="prompt"`: what it wrote is not kept, and nobody's record is used up."""
+    base = engine.generate(prompt(20, 100), greedy(30))[0]
+    longer = [*base.prompt_token_ids, *base.outputs[0].token_ids, *prompt(21, 20)]
+    rows = [engine.generate(longer, greedy(8), cache="prompt")[0] for _ in range(2)]
+    assert [row.num_cached_tokens for row in rows] == [129, 149]  # its input is kept
+    assert ids(rows[0]) == ids(rows[1])
+    whole = [*longer, *rows[1].outputs[0].token_ids, *prompt(22, 5)]
+    assert engine.generate(whole, greedy(4))[0].num_cached_tokens == 149
+    other = [*longer[:129], *prompt(23, 5)]
+    assert engine.generate(other, greedy(4))[0].num_cached_tokens == 129
+    with pytest.raises(nj.InputError, match='cache must be "read_write", "prompt" or "off"'):
+        engine.generate(longer, greedy(1), cache="all")
