@@ -2,8 +2,8 @@
 
     python -m scripts.bench_scoring [--out FILE] [--repeats N]
 
-Two jobs in float32, both sides in one process, taking turns: a text in windows of 512 tokens, and contexts with
-several short continuations each. Hugging Face runs its own model on a folder written from the shipped weights, a row
+Jobs in float32, both sides in one process, taking turns: a text in windows of 512 tokens, where both sides have the
+same to compute, and contexts with several short continuations each, which Hugging Face's adapter computes again for each. Hugging Face runs its own model on a folder written from the shipped weights, a row
 a window or pair, sorted by length, as lm-evaluation-harness does, in batches of several sizes and with one and torch's
 default number of threads; we are held to the fastest of these. Prints a table to stderr and one JSON document to stdout
 (or FILE). Exit code 1: less than twice as fast somewhere; 2: torch or transformers is missing.
@@ -38,6 +38,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WINDOW, STRIDE = 512, 256
 TEXT_TOKENS = WINDOW + 7 * STRIDE
 CONTEXTS, CHOICES = 16, 4
+SHOTS = {"zero-shot": (40, 160), "few-shot": (300, 700)}
+"""Range of context lengths in tokens: a question alone, and behind solved ones."""
 REPEATS = 3
 BATCHES = (1, 8)
 """Rows that Hugging Face runs together."""
@@ -97,12 +99,13 @@ def window_pairs(text: list[int]) -> list[Pair]:
     ]
 
 
-def choice_pairs(text: list[int]) -> list[Pair]:
-    """Contexts of 40 to 159 tokens, each with short continuations."""
+def choice_pairs(text: list[int], lengths: tuple[int, int]) -> list[Pair]:
+    """Contexts of lengths in a range, each with continuations of 1 to 8 tokens."""
     rng = np.random.default_rng(0)
     choices = []
     for _ in range(CONTEXTS):
-        begin, length = (int(x) for x in rng.integers((0, 40), (len(text) - 200, 160)))
+        length = int(rng.integers(*lengths))
+        begin = int(rng.integers(len(text) - length))
         for _ in range(CHOICES):
             at, size = (int(x) for x in rng.integers((0, 1), (len(text) - 10, 9)))
             choices.append((text[begin : begin + length], text[at : at + size]))
@@ -222,11 +225,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         model = huggingface_model(engine, Path(scratch) / "demo")
         ids = text_of(engine.frontend.tokenizer.encode(text))
-        windows, choices = window_pairs(ids), choice_pairs(ids)
-        for job, pairs, ours in (
-            (f"windows of {WINDOW}", windows, our_windows(engine, ids)),
-            (f"{CHOICES} short continuations a context", choices, our_choices(engine, choices)),
-        ):
+        jobs = [(f"windows of {WINDOW}", window_pairs(ids), our_windows(engine, ids))]
+        for name, lengths in SHOTS.items():
+            pairs = choice_pairs(ids, lengths)
+            jobs.append((f"{name}, {CHOICES} continuations", pairs, our_choices(engine, pairs)))
+        for job, pairs, ours in jobs:
             print(f"{job} ...", file=sys.stderr)
             sides = {"ours": ours}
             sides |= {

@@ -18,9 +18,13 @@ _L2_EPS = 1e-6
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-def _chunk(dk: int) -> int:
-    """Tokens of a chunk. What a chunk computes within itself grows with its length, what the state takes with dk."""
-    return 32 if dk <= 32 else 64
+def _chunk(dk: int, tokens: int) -> int:
+    """Tokens of a chunk: a power of two from 8 on, no longer than it takes to hold all tokens.
+
+    What a chunk computes within itself grows with its length, what the state takes with dk.
+    """
+    longest = 32 if dk <= 32 else 64
+    return next(C for C in (8, 16, 32, 64) if tokens <= C or longest == C)
 
 
 def _l2_normalised(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
@@ -121,7 +125,7 @@ def chunked(
     B, T, nk, dk = q.shape
     nv, dv = v.shape[2], v.shape[3]
     r = nv // nk
-    C = _chunk(dk)
+    C = _chunk(dk, T)
     n = -(-T // C)
 
     # A token past the row's length writes nothing and decays nothing.

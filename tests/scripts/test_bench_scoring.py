@@ -14,11 +14,12 @@ def test_the_windows_score_every_token_once():
     assert all(len(before) + len(after) == bench_scoring.WINDOW for before, after in pairs)
 
 
-def test_continuations_share_their_contexts():
-    pairs = bench_scoring.choice_pairs(bench_scoring.text_of(list(range(100))))
+@pytest.mark.parametrize(("low", "high"), bench_scoring.SHOTS.values())
+def test_continuations_share_their_contexts(low, high):
+    pairs = bench_scoring.choice_pairs(bench_scoring.text_of(list(range(100))), (low, high))
     assert len(pairs) == bench_scoring.CONTEXTS * bench_scoring.CHOICES
     assert len({tuple(before) for before, _ in pairs}) <= bench_scoring.CONTEXTS
-    assert all(40 <= len(before) < 160 and 1 <= len(after) < 9 for before, after in pairs)
+    assert all(low <= len(before) < high and 1 <= len(after) < 9 for before, after in pairs)
 
 
 def test_sides_that_disagree_are_not_compared():
