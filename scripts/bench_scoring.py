@@ -3,10 +3,11 @@
     python -m scripts.bench_scoring [--out FILE] [--repeats N]
 
 Jobs in float32, both sides in one process, taking turns: a text in windows of 512 tokens, where both sides have the
-same to compute, and contexts with several short continuations each, which Hugging Face's adapter computes again for each. Hugging Face runs its own model on a folder written from the shipped weights, a row
-a window or pair, sorted by length, as lm-evaluation-harness does, in batches of several sizes and with one and torch's
-default number of threads; we are held to the fastest of these. Prints a table to stderr and one JSON document to stdout
-(or FILE). Exit code 1: less than twice as fast somewhere; 2: torch or transformers is missing.
+same to compute, and contexts with several short continuations each, which Hugging Face computes again for each of them.
+Hugging Face runs its own model on a folder written from the shipped weights, a row a window or pair, sorted by length,
+as lm-evaluation-harness does, in batches of several sizes and with one and torch's default number of threads; we are
+held to the fastest of these. Prints a table to stderr and one JSON document to stdout (or FILE). Exit code 1: less than
+twice as fast somewhere; 2: torch or transformers is missing.
 """
 
 from __future__ import annotations
