@@ -60,5 +60,5 @@ clean:
 	@touch $@ .venv/run
 
 .venv/eval: .venv/test
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,eval]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,eval,ray]"
 	@touch $@

@@ -13,7 +13,7 @@ from tests.batch.lines import comparable, completion, read, write
 from tests.conftest import CACHE, GOLDENS
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.eval, pytest.mark.filterwarnings("ignore")]
 
 ENGINE = {"max_context": 320, "max_concurrency": 4, "prefill_chunk": 64}
 MODEL = str(GOLDENS / "tiny-qwen3.5-dense")
