@@ -13,6 +13,7 @@ from ninfer_jax.errors import (
     InputError,
     NinferError,
     NotYetError,
+    NumericError,
     OverloadError,
 )
 from ninfer_jax.models import (
@@ -44,6 +45,7 @@ __all__ = [
     "Model",
     "NinferError",
     "NotYetError",
+    "NumericError",
     "OverloadError",
     "Perplexity",
     "RequestHandle",

@@ -10,6 +10,7 @@ __all__ = [
     "InputError",
     "NinferError",
     "NotYetError",
+    "NumericError",
     "OverloadError",
 ]
 
@@ -28,6 +29,10 @@ class OverloadError(NinferError):
 
 class ConstraintError(NinferError):
     """A grammar or schema that constrains the output cannot be compiled."""
+
+
+class NumericError(NinferError):
+    """What the model computed for a sequence is not finite; other sequences are not affected."""
 
 
 class EngineFailure(NinferError):  # noqa: N818 - the name is part of the public contract

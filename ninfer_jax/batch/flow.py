@@ -20,8 +20,9 @@ from ninfer_jax.batch.bodies import Generation, Scoring
 from ninfer_jax.batch.requests import BadLine
 from ninfer_jax.batch.windows import Ahead, Ready, Refused, Row
 from ninfer_jax.engine import Engine, RequestHandle
-from ninfer_jax.errors import EngineFailure, InputError, NinferError, OverloadError
+from ninfer_jax.errors import EngineFailure, InputError, NinferError, NumericError, OverloadError
 from ninfer_jax.outputs import RequestOutput
+from ninfer_jax.scoring import Score
 
 LOOK_AHEAD = 512
 """Rows looked at for one that need not wait for another's prefix."""
@@ -242,7 +243,7 @@ class Flow:
         results: list[Any] = []
         try:
             results = _split(rows, _scores(self._engine, rows))
-        except InputError:
+        except (InputError, NumericError):
             for row in rows:
                 try:
                     results.append(_scores(self._engine, [row]))
@@ -265,14 +266,12 @@ class Flow:
                 self._done(score_line(row.request, result, self._engine.name), [])
 
 
-def _scores(engine: Any, rows: list[Scoring]) -> list[Any]:
-    if not hasattr(engine, "score"):
-        raise InputError("this engine cannot score; use /v1/chat/completions or /v1/completions")
+def _scores(engine: Engine, rows: list[Scoring]) -> list[Score]:
     contexts = [row.context for row in rows for _ in row.continuations]
-    return list(engine.score(contexts, [c for row in rows for c in row.continuations]))
+    return engine.score(contexts, [c for row in rows for c in row.continuations])
 
 
-def _split(rows: list[Scoring], scores: list[Any]) -> list[list[Any]]:
+def _split(rows: list[Scoring], scores: list[Score]) -> list[list[Score]]:
     each = iter(scores)
     return [list(itertools.islice(each, len(row.continuations))) for row in rows]
 

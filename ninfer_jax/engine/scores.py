@@ -35,7 +35,8 @@ class Scores:
         Raises:
           InputError: something is malformed or too long; nothing has run then.
           CapacityError: the device has no room for the temporary state.
-          EngineFailure: the engine is closed, or the model's output is not finite.
+          EngineFailure: the engine is closed.
+          NumericError: the model's output for a pair is not finite; the others can be scored without it.
         """
         spans = requests.score_spans(
             self.frontend, contexts, continuations, max_context=self.limits.max_context

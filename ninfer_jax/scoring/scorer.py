@@ -14,7 +14,7 @@ import numpy as np
 from jax.stages import Compiled
 from tqdm import tqdm
 
-from ninfer_jax.errors import CapacityError, EngineFailure
+from ninfer_jax.errors import CapacityError, EngineFailure, NumericError
 from ninfer_jax.models.model import Model
 from ninfer_jax.models.qwen3_5.state import DeviceState, new_device_state
 from ninfer_jax.program.program import CPU_OPTIONS
@@ -75,7 +75,8 @@ class Scorer:
 
         Raises:
           CapacityError: the device has no room for the temporary state.
-          EngineFailure: the scorer is closed, or the model's output is not finite.
+          EngineFailure: the scorer is closed.
+          NumericError: the model's output for a sequence is not finite.
         """
         with self._lock, tqdm(total=len(spans), desc="Scoring", disable=not use_tqdm) as bar:
             self._require_open()
@@ -173,7 +174,7 @@ def _require_finite(results: list[Result], spans: Sequence[Span]) -> None:
     for index, (result, span) in enumerate(zip(results, spans, strict=True)):
         bad = np.flatnonzero(~np.isfinite(result.logprobs))
         if bad.size:
-            raise EngineFailure(
+            raise NumericError(
                 f"the model's output for token {span.first + int(bad[0])} of sequence {index} is not finite; its "
                 'weights are broken, or overflow in this dtype: try dtype="float32"'
             )

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import ninfer_jax as nj
-from tests.batch.lines import chat, comparable, completion, read, write
+from tests.batch.lines import chat, comparable, completion, read, score, write
 from tests.conftest import CACHE, GOLDENS
 
 MODEL = GOLDENS / "tiny-qwen3.5-dense"
@@ -49,6 +49,20 @@ def test_reuse_order_and_restarts_change_nothing(engine, tmp_path):
     expected = comparable(read(tmp_path / "cold"))
     assert comparable(read(tmp_path / "whole")) == expected
     assert comparable(read(output)) == expected
+
+
+def test_scores_are_those_of_the_engine(engine, tmp_path):
+    lines = [score("a", "Once upon", [" a time", " the"]), chat("b", "hi", max_tokens=2)]
+    source = write(tmp_path / "in", [*lines, score("c", "Once", " upon")])
+    assert nj.run_batch(source, tmp_path / "out", engine, progress=False).answered == 3
+    found = {x["custom_id"]: x["response"]["body"] for x in read(tmp_path / "out")}
+    one, two, three = engine.score(["Once upon", "Once upon", "Once"], [" a time", " the", " upon"])
+    for got, want in zip(
+        (*found["a"]["scores"], *found["c"]["scores"]), (one, two, three), strict=True
+    ):
+        assert got["sum_logprob"] == pytest.approx(want.sum_logprob, abs=1e-5)
+        assert got["token_ids"] == list(want.token_ids)
+        assert got["is_greedy"] is want.is_greedy
 
 
 def test_the_command(tmp_path):

@@ -180,6 +180,8 @@ def test_an_engine_that_fails_leaves_what_is_finished(tmp_path):
 def scored(context, continuation):
     if "bad" in context:
         raise nj.InputError("bad context")
+    if "nan" in context:
+        raise nj.NumericError("token 3 is not finite")
     value = len(context) + len(continuation)
     return SimpleNamespace(sum_logprob=-value, logprobs=[-value], token_ids=[1], is_greedy=True)
 
@@ -203,9 +205,18 @@ def test_scores_are_grouped(engine, tmp_path, monkeypatch):
     assert (summary.answered, summary.errors) == (3, 1)
 
 
-def test_scores_without_an_engine_that_can(engine, tmp_path, monkeypatch):
-    monkeypatch.setattr(type(engine), "score", property(), raising=False)
-    assert run(engine, tmp_path, [score("a", "b", "c")]).errors == 1
+def test_a_score_that_is_not_finite_harms_no_other_row(engine, tmp_path, monkeypatch):
+    def stand_in(contexts, continuations):
+        return [scored(a, b) for a, b in zip(contexts, continuations, strict=True)]
+
+    monkeypatch.setattr(engine, "score", stand_in, raising=False)
+    lines = [score("a", "c", "x"), score("b", "nan", "x"), score("d", "cc", "x")]
+    summary = run(engine, tmp_path, lines)
+    assert (summary.answered, summary.errors) == (2, 1)
+    (wrong,) = (x for x in read(tmp_path / "out") if x["error"])
+    assert wrong["custom_id"] == "b"
+    assert wrong["response"]["status_code"] == 500
+    assert "not finite" in wrong["error"]["message"]
 
 
 def test_outside_the_main_thread(engine, tmp_path):

@@ -111,7 +111,7 @@ def test_output_that_is_not_finite_is_no_score(small, monkeypatch):
     params = small.model.params
     broken = small.model.replace(params=params.replace(final_norm=params.final_norm * np.nan))
     monkeypatch.setattr(small._scorer, "_model", broken)
-    with pytest.raises(nj.EngineFailure, match="token 3 of sequence 0 is not finite"):
+    with pytest.raises(nj.NumericError, match="token 3 of sequence 0 is not finite"):
         small.score([[1, 2, 3]], [[4, 5]])
 
 
