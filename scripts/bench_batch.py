@@ -14,19 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import sys
 import tempfile
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
-
 import ninfer_jax as nj
-from scripts.provenance import commit
+from scripts.provenance import measured_with
 
 ROWS, PREFIXES, PREFIX_TOKENS = 500, 10, 600
 CACHED_SHARE, WALL_RATIO = 0.85, 0.4
@@ -117,16 +113,12 @@ def main() -> None:
     args = parser.parse_args()
     with nj.load(args.model, max_context=1024) as engine:
         result = measure(engine, args.rows, args.max_tokens)
-    device = jax.devices()[0]
     result = {
         "bench": "batch",
         "passed": result["cached"] >= CACHED_SHARE and result["wall"] <= WALL_RATIO,
         "model": args.model,
         **result,
-        "device": f"{device.device_kind} ({platform.machine()})",
-        "versions": {name: version(name) for name in ("jax", "jaxlib", "numpy")},
-        "python": platform.python_version(),
-        "commit": commit(),
+        **measured_with(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     text = json.dumps(result, indent=2)

@@ -35,7 +35,6 @@ def draft_layout(config: DFlashConfig, dtype: Any) -> DraftParameters:
     c = config
     H, D, L, width = c.hidden_size, c.head_dim, c.num_hidden_layers, c.intermediate_size
     q, kv = c.num_attention_heads * D, c.num_key_value_heads * D
-    features = len(c.target_layer_ids) * H
 
     # Any: the tree's fields are annotated as the arrays they hold in a loaded draft.
     def leaf(shape: tuple[int, ...], name: str) -> Any:
@@ -46,7 +45,7 @@ def draft_layout(config: DFlashConfig, dtype: Any) -> DraftParameters:
         return LeafLayout((L, *shape), np.dtype(dtype), every)
 
     return DraftParameters(
-        fc=leaf((H, features), "fc"),
+        fc=leaf((H, c.context_size), "fc"),
         context_norm=leaf((H,), "hidden_norm"),
         input_norm=stack((H,), "input_norm"),
         post_attention_norm=stack((H,), "post_attention_norm"),
