@@ -131,8 +131,9 @@ def linear_attention(
     B, T, _ = x.shape
     nk, nv = config.linear_num_key_heads, config.linear_num_value_heads
     dk, dv = config.linear_key_head_dim, config.linear_value_head_dim
-    qkv, z = jnp.split(linear(x, p.in_proj_qkvz), [2 * nk * dk + nv * dv], axis=-1)
-    b, a = jnp.split(linear(x, p.in_proj_ba), 2, axis=-1)
+    conv, val = 2 * nk * dk + nv * dv, nv * dv
+    cuts = [conv, conv + val, conv + val + nv]
+    qkv, z, b, a = jnp.split(linear(x, p.in_proj), cuts, axis=-1)
     qkv, window = causal_conv(qkv, p.conv, window, lengths)
     q, k, v = jnp.split(qkv, [nk * dk, 2 * nk * dk], axis=-1)
     q, k = q.reshape(B, T, nk, dk), k.reshape(B, T, nk, dk)

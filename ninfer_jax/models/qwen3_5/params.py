@@ -1,6 +1,6 @@
 """The parameter trees of the text trunk and its MTP head: few arrays, each stacked over all layers of its kind.
 
-Projections that read the same activations are fused by rows (query | key | value, qkv | z, b | a, gate | up), so
+Projections that read the same activations are fused by rows (query | key | value, qkv | z | b | a, gate | up), so
 that a step launches few matrix products and a jitted call has few arguments. The layouts say which logical parameter
 of the artifact fills which rows.
 """
@@ -23,8 +23,7 @@ from ninfer_jax.models.loading import LeafLayout
 class LinearAttention:
     """Gated DeltaNet layers, stacked over the G layers of that kind."""
 
-    in_proj_qkvz: Float[Array, "G conv_plus_val H"]
-    in_proj_ba: Float[Array, "G two_nv H"]
+    in_proj: Float[Array, "G qkv_z_b_a H"]
     conv: Float[Array, "G C K"]
     dt_bias: Float[Array, "G nv"]
     a_log: Float[Array, "G nv"]
@@ -173,8 +172,10 @@ class _Leaves:
             return self.stack(layers, shape, *(f"linear_attn.{n}" for n in names), dtype=dtype)
 
         return LinearAttention(
-            in_proj_qkvz=stack((C + val, H), "in_proj_qkv", "in_proj_z"),
-            in_proj_ba=stack((2 * nv, H), "in_proj_b", "in_proj_a"),
+            in_proj=stack(
+                (C + val + 2 * nv, H),
+                *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+            ),
             conv=stack((C, c.linear_conv_kernel_dim), "conv1d"),
             dt_bias=stack((nv,), "dt_bias", dtype=f32),
             a_log=stack((nv,), "A_log", dtype=f32),
