@@ -1,0 +1,362 @@
+"""The fused decode step of Gated DeltaNet for Hopper: one token of each row, state and window updated in place.
+
+Work is split as (row, key head, part): the value heads that share a key head, and the pieces of dv of each, form one
+cluster. Every block computes the short convolution of its own 3 * 128 channels; a column of the state needs nothing
+from another column, so a piece works alone until the norm over dv. The convolution windows of q and k are read by all
+parts of a cluster and written by its first one after a cluster barrier.
+
+A column's sum over dk is taken in one order that depends on `_COLUMNS` alone, whatever the number of rows or pieces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+_D = 128
+"""dk = dv of every published model."""
+_TAPS = 4
+_L2_EPS = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """How one call is laid out on the device.
+
+    columns: columns of dv a warpgroup works on; fixes the order of the sums over dk.
+    pieces: blocks that share one value head.
+    tma: the state comes through shared memory instead of straight into registers.
+    pdl: start before the previous kernel has ended (programmatic dependent launch).
+    in_cluster: the parts of a key head form a cluster. If not, the caller writes the windows of q and k.
+    """
+
+    columns: int = 64
+    pieces: int = 1
+    tma: bool = False
+    pdl: bool = False
+    in_cluster: bool = True
+
+    @property
+    def warpgroups(self) -> int:
+        return _D // (self.columns * self.pieces)
+
+
+def _state_layout(columns: int) -> Any:
+    """A [128, columns] tile: each warp has a quarter of the columns, a thread 4 columns of every (32 / across)th row."""
+    across = columns // 16
+    down = 32 // across
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((down, columns), (down, 4 * across), (4,))),
+        warp_dims=(-4,),
+        lane_dims=(-3, -2),
+        vector_dim=-1,
+    )
+
+
+def _taps_layout() -> Any:
+    """A [128, 4] tile: one row a thread."""
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((128, 4), (32, 4))), warp_dims=(-4,), lane_dims=(-2,), vector_dim=-1
+    )
+
+
+def _everywhere_layout(size: int = _D) -> Any:
+    """A vector that every warp holds whole."""
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((size,), (size // 32,))),
+        warp_dims=(plgpu.Replicated(4),),
+        lane_dims=(-2,),
+        vector_dim=-1,
+    )
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.bfloat16).astype(jnp.float32)
+
+
+def _softplus(x: jax.Array) -> jax.Array:
+    """`log(1 + exp(x))`, accurate where the result is small, as log1p is."""
+    u = jnp.exp(jnp.minimum(x, -x))
+    one_plus = 1.0 + u
+    exact = one_plus == 1.0
+    log1p = jnp.log(one_plus) * (u / jnp.where(exact, 1.0, one_plus - 1.0))
+    return jnp.maximum(x, 0.0) + jnp.where(exact, u, log1p)
+
+
+def gated_delta_decode(
+    qkvz: jax.Array,
+    ba: jax.Array,
+    conv: jax.Array,
+    dt_bias: jax.Array,
+    a_log: jax.Array,
+    norm: jax.Array,
+    layer: jax.Array,
+    window: Any,
+    recurrent: Any,
+    read_slots: jax.Array,
+    write_slots: jax.Array,
+    continues: jax.Array,
+    *,
+    eps: float,
+    tuning: Tuning,
+    interpret: Any = False,
+) -> jax.Array:
+    """See `api.gated_delta_decode`."""
+    B = qkvz.shape[0]
+    nv = dt_bias.shape[1]
+    nk = (conv.shape[1] - nv * _D) // (2 * _D)
+    r = nv // nk
+    N, pieces, groups = tuning.columns, tuning.pieces, tuning.warpgroups
+    parts = r * pieces
+    cluster = tuning.in_cluster and parts > 1
+    tile = _state_layout(N)
+    taps_layout, everywhere = _taps_layout(), _everywhere_layout()
+    down, across = tile.reduce(1), tile.reduce(0)
+    channel = taps_layout.reduce(1)
+
+    def body(
+        layer_ref,
+        read_ref,
+        write_ref,
+        continues_ref,
+        qkvz_ref,
+        ba_ref,
+        conv_ref,
+        dt_bias_ref,
+        a_log_ref,
+        norm_ref,
+        window_ref,
+        state_ref,
+        out_ref,
+        mixed,
+        outputs,
+        mine,
+        staged,
+        arrived,
+        block_barrier,
+        cluster_barrier,
+    ):
+        row, key = jax.lax.axis_index("row"), jax.lax.axis_index("key")
+        if tuning.in_cluster:
+            part = jax.lax.axis_index("part") if parts > 1 else 0
+        else:
+            part = jax.lax.axis_index("part")
+        wg = jax.lax.axis_index("wg")
+        head, piece = key * r + part // pieces, part % pieces
+        column = (piece * groups + wg) * N
+        write = write_ref[row]
+
+        def sync_block():
+            if groups > 1:
+                plgpu.barrier_arrive(block_barrier)
+                plgpu.barrier_wait(block_barrier)
+
+        def sync_cluster():
+            plgpu.barrier_arrive(cluster_barrier)
+            plgpu.barrier_wait(cluster_barrier)
+
+        @pl.when(write != 0)
+        def _run():
+            layer, read = layer_ref[0], read_ref[row]
+            continues = continues_ref[row]
+
+            def carried(x):
+                """`x`, or zeros where the row starts here."""
+                kept = jnp.broadcast_to(continues, x.shape) != 0
+                return jnp.where(kept, x, jnp.zeros_like(x))
+
+            here = state_ref.at[read, layer, head, :, pl.ds(column, N)]
+            if tuning.tma:
+                plgpu.copy_gmem_to_smem(here, staged.at[wg], arrived.at[wg])
+            else:
+                state = plgpu.load(here, (), layout=tile, optimized=False)
+            if tuning.pdl:
+                plgpu.griddepcontrol_wait()
+
+            # The short convolution of q, k and v, a block of 128 channels at a time.
+            tap = plgpu.broadcasted_iota(jnp.int32, (_D, _TAPS), 1, layout=taps_layout)
+            raws, firsts = [], []
+            for i in range(-(-3 // groups)):
+                block = jnp.minimum(wg + i * groups, 2)
+                first = jnp.where(
+                    block == 2, 2 * nk * _D + head * _D, block * (nk * _D) + key * _D
+                )
+                channels = pl.ds(first, _D)
+                filters = plgpu.load(
+                    conv_ref.at[layer, channels], (), layout=taps_layout, optimized=False
+                ).astype(jnp.float32)
+                now = plgpu.load(qkvz_ref.at[row, channels], (), layout=channel, optimized=False)
+                raw = [
+                    plgpu.load(
+                        window_ref.at[read, layer, j, channels], (), layout=channel, optimized=False
+                    )
+                    for j in range(_TAPS - 1)
+                ]
+                raw = [carried(x) for x in raw] + [now]
+                total = jnp.zeros((_D,), jnp.float32)
+                for j in range(_TAPS):
+                    weight = jnp.sum(jnp.where(tap == j, filters, 0.0), axis=1)
+                    total += raw[j].astype(jnp.float32) * weight
+                y = _rounded(total)
+                y = y / (1.0 + jnp.exp(-jnp.maximum(y, -80.0)))
+                mixed[block] = _rounded(y)
+                raws.append(raw[1:])
+                firsts.append((block, first))
+            sync_block()
+            if cluster:
+                plgpu.barrier_arrive(cluster_barrier)
+
+            # Gates of this head, the same value in every element.
+            def spread(x):
+                return plgpu.layout_cast(
+                    jnp.broadcast_to(x.astype(jnp.float32), (N,)), across
+                )
+
+            beta = spread(ba_ref[row, head])
+            beta = _rounded(1.0 / (1.0 + jnp.exp(-beta)))
+            gate = spread(ba_ref[row, nv + head]) + spread(dt_bias_ref[layer, head])
+            decay = jnp.exp(-jnp.exp(spread(a_log_ref[layer, head])) * _softplus(gate))
+
+            q = plgpu.layout_cast(mixed[0], down)
+            k = plgpu.layout_cast(mixed[1], down)
+            v = plgpu.layout_cast(mixed[2, pl.ds(column, N)], across)
+            q = q * (jax.lax.rsqrt(jnp.broadcast_to(jnp.sum(q * q), (_D,)) + _L2_EPS) * _D**-0.5)
+            k = k * jax.lax.rsqrt(jnp.broadcast_to(jnp.sum(k * k), (_D,)) + _L2_EPS)
+            qk = jnp.broadcast_to(jnp.sum(q * k), (N,))
+
+            def columns(x):  # [N] -> [128, N]
+                return jax.lax.broadcast_in_dim(x, (_D, N), (1,))
+
+            def rows(x):  # [128] -> [128, N]
+                return jax.lax.broadcast_in_dim(x, (_D, N), (0,))
+
+            if tuning.tma:
+                plgpu.barrier_wait(arrived.at[wg])
+                state = plgpu.layout_cast(staged[wg], tile)
+            decayed = carried(state) * columns(decay)
+            recalled = jnp.sum(rows(k) * decayed, axis=0)
+            queried = jnp.sum(rows(q) * decayed, axis=0)
+            delta = beta * (v - recalled)
+            new = decayed + rows(k) * columns(delta)
+            # q^T (M + k delta^T) = q^T M + (q . k) delta: no second pass over the state.
+            o = queried + qk * delta
+
+            there = state_ref.at[write, layer, head, :, pl.ds(column, N)]
+            (outputs if pieces == 1 else mine)[pl.ds(wg * N, N)] = o
+            if tuning.tma:
+                staged[wg] = new
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(staged.at[wg], there)
+            else:
+                there[...] = new
+
+            if cluster:
+                plgpu.barrier_wait(cluster_barrier)
+            for (block, first), raw in zip(firsts, raws, strict=True):
+                owned = (block == 2) if not cluster and r > 1 else (block == 2) | (part % parts == 0)
+                if pieces > 1:
+                    owned &= piece == 0
+                if groups > 1:  # several warpgroups may have computed the last block
+                    owned &= (block + groups - wg) % groups == 0
+
+                @pl.when(owned)
+                def _write(first=first, raw=raw):
+                    for j in range(_TAPS - 1):
+                        window_ref[write, layer, j, pl.ds(first, _D)] = raw[j]
+
+            if pieces > 1:
+                sync_cluster()
+            else:
+                sync_block()
+
+            @pl.when((wg == 0) & (piece == 0))
+            def _norm():
+                width = N * groups
+                for other in range(pieces if pieces > 1 else 0):
+                    theirs = plgpu.cluster_ref(mine, {"part": part + other})
+                    outputs[pl.ds(other * width, width)] = plgpu.load(
+                        theirs, (), layout=_everywhere_layout(width), optimized=False
+                    )
+                x = plgpu.layout_cast(outputs[...], everywhere)
+                z = plgpu.load(
+                    qkvz_ref.at[row, pl.ds((2 * nk + nv + head) * _D, _D)],
+                    (),
+                    layout=everywhere,
+                    optimized=False,
+                ).astype(jnp.float32)
+                weight = plgpu.load(norm_ref.at[layer], (), layout=everywhere, optimized=False)
+                mean = jnp.broadcast_to(jnp.sum(x * x), (_D,)) * (1.0 / _D)
+                normed = _rounded(x * jax.lax.rsqrt(mean + eps))
+                gated = normed * weight * (z / (1.0 + jnp.exp(-z)))
+                out_ref[row, pl.ds(head * _D, _D)] = gated.astype(jnp.bfloat16)
+
+            if pieces > 1:
+                sync_cluster()  # shared memory must be there for as long as others read it
+            if tuning.tma:
+                plgpu.wait_smem_to_gmem(0)
+
+        @pl.when(write == 0)
+        def _null():
+            @pl.when((wg == 0) & (piece == 0))
+            def _zero():
+                zero = plgpu.layout_cast(jnp.zeros((_D,), jnp.bfloat16), everywhere)
+                out_ref[row, pl.ds(head * _D, _D)] = zero
+
+    if cluster:
+        where = {
+            "grid": (B, nk),
+            "grid_names": ("row", "key"),
+            "cluster": (parts,),
+            "cluster_names": ("part",),
+        }
+    elif tuning.in_cluster:
+        where = {"grid": (B, nk), "grid_names": ("row", "key")}
+    else:
+        where = {"grid": (B, nk, parts), "grid_names": ("row", "key", "part")}
+    scratch = [
+        plgpu.SMEM((3, _D), jnp.float32),
+        plgpu.SMEM((_D,), jnp.float32),
+        plgpu.SMEM((N * groups,), jnp.float32) if pieces > 1 else None,
+        plgpu.SMEM((groups, _D, N), jnp.float32) if tuning.tma else None,
+        plgpu.Barrier(num_barriers=groups) if tuning.tma else None,
+        plgpu.Barrier(num_arrivals=groups) if groups > 1 else None,
+        plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=groups) if cluster else None,
+    ]
+
+    def scoped(*refs):
+        used = [s for s in scratch if s is not None]
+
+        def with_scratch(*scratch_refs):
+            given = iter(scratch_refs)
+            body(*refs, *(None if s is None else next(given) for s in scratch))
+
+        pl.run_scoped(with_scratch, *used, collective_axes="wg")
+
+    # Not `plgpu.kernel`: its vmap rule does not let Refs through.
+    run = pl.kernel(
+        scoped,
+        out_type=jax.ShapeDtypeStruct((B, nv * _D), jnp.bfloat16),
+        mesh=plgpu.Mesh(num_threads=groups, thread_name="wg", **where),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        interpret=interpret,
+        name="gated_delta_decode",
+    )
+    return run(
+        layer.reshape(1),
+        read_slots,
+        write_slots,
+        continues.astype(jnp.int32),
+        qkvz,
+        ba,
+        conv,
+        dt_bias,
+        a_log,
+        norm,
+        window,
+        recurrent,
+    )
