@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from jaxtyping import Array, Float, Int
+from typing import Any
+
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
-from pallas_kernels.gated_delta import reference
+from pallas_kernels.gated_delta import decode_kernel, reference
 
 
 def gated_delta_step(
@@ -60,3 +62,74 @@ def gated_delta_chunked(
     """
     pick("gated_delta_chunked", implementation, pallas_unavailable=NO_KERNEL_YET)
     return reference.chunked(q, k, v, g, beta, state, lengths)
+
+
+def gated_delta_decode(
+    qkvz: Float[Array, "B qkvz"],
+    ba: Float[Array, "B two_nv"],
+    conv: Float[Array, "G C K"],
+    dt_bias: Float[Array, "G nv"],
+    a_log: Float[Array, "G nv"],
+    norm: Float[Array, "G dv"],
+    layer: Int[Array, ""],
+    window: Any,
+    recurrent: Any,
+    read_slots: Int[Array, " B"],
+    write_slots: Int[Array, " B"],
+    continues: Bool[Array, " B"],
+    *,
+    eps: float,
+    implementation: Implementation = None,
+) -> Float[Array, "B val"]:
+    """Everything between the input and output projections of a Gated DeltaNet layer, for one token of each row.
+
+    `causal_conv`, gates, `gated_delta_step` and `gated_rms_norm` in one pass over the state (model_math section 3.2).
+
+    Args:
+      qkvz: input projection: raw q, k, v (C = 2 nk dk + nv dv channels together), then the gate z (nv dv).
+      ba: input projection: nv of b (write strength before the sigmoid), then nv of a.
+      conv: filters of the short convolution of all G layers; tap K-1 meets the current token.
+      dt_bias, a_log: float32 gate parameters of all layers.
+      norm: float32 weight of the gated norm of all layers.
+      layer: int32 index of this layer.
+      window: `jax.Ref` of [S, G, K-1, C], the last raw inputs of the convolution, oldest first; written in place.
+      recurrent: `jax.Ref` of float32 [S, G, nv, dk, dv], the states; written in place.
+      read_slots: where each row's state and window come from.
+      write_slots: where they go; distinct, except that rows that do not run have slot 0. No row may read a slot that
+        another row writes. A slot that is only read stays as it is.
+      continues: False for a row at its first token, which starts from zeros.
+      eps: of the gated norm.
+      implementation: see `pallas_kernels.dispatch`.
+
+    Returns:
+      The input of the output projection, in qkvz's dtype. Rows whose write slot is 0 give zeros and write nothing.
+      Rows are independent of each other bit for bit.
+
+    Raises:
+      NotImplementedError: "pallas" was asked for and cannot run here.
+    """
+    reason = decode_kernel.unavailable(qkvz, conv, window, recurrent)
+    if implementation == "pallas" or (implementation is None and reason is None):
+        if reason is not None:
+            raise NotImplementedError(
+                f"gated_delta_decode: implementation='pallas' cannot run: {reason}"
+            )
+        run = decode_kernel.gated_delta_decode
+    else:
+        pick("gated_delta_decode", implementation, pallas_unavailable="")
+        run = reference.decode
+    return run(
+        qkvz,
+        ba,
+        conv,
+        dt_bias,
+        a_log,
+        norm,
+        layer,
+        window,
+        recurrent,
+        read_slots,
+        write_slots,
+        continues,
+        eps=eps,
+    )

@@ -22,6 +22,10 @@ _D = 128
 """dk = dv of every published model."""
 _TAPS = 4
 _L2_EPS = 1e-6
+_WHOLE: Any = ((),) if jax.__version_info__ < (0, 11) else ()
+"""`plgpu.load` wants an index before jax 0.11 and none after."""
+_MOST_PARTS = 8
+"""Blocks of the largest cluster that every Hopper device takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +50,35 @@ class Tuning:
         return _D // (self.columns * self.pieces)
 
 
+def unavailable(qkvz: Any, conv: Any, window: Any, recurrent: Any) -> str | None:
+    """Why the kernel cannot run on these arguments and the default device, or None."""
+    if (reason := unsupported(qkvz, conv, window, recurrent)) is not None:
+        return reason
+    if jax.default_backend() != "gpu":
+        return "it needs a GPU"
+    capability = getattr(jax.devices()[0], "compute_capability", None)
+    return None if capability == "9.0" else f"it needs compute capability 9.0, not {capability}"
+
+
+def unsupported(qkvz: Any, conv: Any, window: Any, recurrent: Any) -> str | None:
+    """Why the kernel cannot be built for arguments of these shapes and dtypes, or None."""
+    if not qkvz.dtype == conv.dtype == window.dtype == jnp.bfloat16:
+        return "it takes bfloat16 activations, filters and windows"
+    if recurrent.dtype != jnp.float32:
+        return f"it takes a float32 state, not {recurrent.dtype}"
+    nv, dk, dv = recurrent.shape[-3:]
+    if (dk, dv) != (_D, _D):
+        return f"it takes heads of {_D} channels, not {dk} and {dv}"
+    if conv.shape[2] != _TAPS:
+        return f"it takes a convolution of {_TAPS} taps, not {conv.shape[2]}"
+    nk = (conv.shape[1] - nv * _D) // (2 * _D)
+    if nk < 1 or nv % nk or nv // nk > _MOST_PARTS:
+        return f"it takes 1 to {_MOST_PARTS} value heads a key head, not {nv} / {nk}"
+    return None
+
+
 def _state_layout(columns: int) -> Any:
-    """A [128, columns] tile: each warp has a quarter of the columns, a thread 4 columns of every (32 / across)th row."""
+    """A [128, columns] tile: a warp has a quarter of the columns, a thread 4 of them in every (32 / across)th row."""
     across = columns // 16
     down = 32 // across
     return plgpu.Layout.TILED(
@@ -103,7 +134,7 @@ def gated_delta_decode(
     continues: jax.Array,
     *,
     eps: float,
-    tuning: Tuning,
+    tuning: Tuning = Tuning(),
     interpret: Any = False,
 ) -> jax.Array:
     """See `api.gated_delta_decode`."""
@@ -118,6 +149,15 @@ def gated_delta_decode(
     taps_layout, everywhere = _taps_layout(), _everywhere_layout()
     down, across = tile.reduce(1), tile.reduce(0)
     channel = taps_layout.reduce(1)
+
+    # The interpreter knows no layouts, and plain reads only.
+    def cast(x: jax.Array, layout: Any) -> jax.Array:
+        return x if interpret else plgpu.layout_cast(x, layout)
+
+    def load(ref: Any, layout: Any) -> jax.Array:
+        if interpret:
+            return ref[...]
+        return plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
 
     def body(
         layer_ref,
@@ -142,10 +182,7 @@ def gated_delta_decode(
         cluster_barrier,
     ):
         row, key = jax.lax.axis_index("row"), jax.lax.axis_index("key")
-        if tuning.in_cluster:
-            part = jax.lax.axis_index("part") if parts > 1 else 0
-        else:
-            part = jax.lax.axis_index("part")
+        part = jax.lax.axis_index("part") if parts > 1 else 0
         wg = jax.lax.axis_index("wg")
         head, piece = key * r + part // pieces, part % pieces
         column = (piece * groups + wg) * N
@@ -174,28 +211,21 @@ def gated_delta_decode(
             if tuning.tma:
                 plgpu.copy_gmem_to_smem(here, staged.at[wg], arrived.at[wg])
             else:
-                state = plgpu.load(here, (), layout=tile, optimized=False)
+                state = load(here, tile)
             if tuning.pdl:
                 plgpu.griddepcontrol_wait()
 
             # The short convolution of q, k and v, a block of 128 channels at a time.
-            tap = plgpu.broadcasted_iota(jnp.int32, (_D, _TAPS), 1, layout=taps_layout)
-            raws, firsts = [], []
+            tap = cast(jax.lax.broadcasted_iota(jnp.int32, (_D, _TAPS), 1), taps_layout)
+            convolved = []
             for i in range(-(-3 // groups)):
                 block = jnp.minimum(wg + i * groups, 2)
-                first = jnp.where(
-                    block == 2, 2 * nk * _D + head * _D, block * (nk * _D) + key * _D
-                )
+                first = jnp.where(block == 2, 2 * nk * _D + head * _D, block * (nk * _D) + key * _D)
                 channels = pl.ds(first, _D)
-                filters = plgpu.load(
-                    conv_ref.at[layer, channels], (), layout=taps_layout, optimized=False
-                ).astype(jnp.float32)
-                now = plgpu.load(qkvz_ref.at[row, channels], (), layout=channel, optimized=False)
+                filters = load(conv_ref.at[layer, channels], taps_layout).astype(jnp.float32)
+                now = load(qkvz_ref.at[row, channels], channel)
                 raw = [
-                    plgpu.load(
-                        window_ref.at[read, layer, j, channels], (), layout=channel, optimized=False
-                    )
-                    for j in range(_TAPS - 1)
+                    load(window_ref.at[read, layer, j, channels], channel) for j in range(_TAPS - 1)
                 ]
                 raw = [carried(x) for x in raw] + [now]
                 total = jnp.zeros((_D,), jnp.float32)
@@ -205,26 +235,23 @@ def gated_delta_decode(
                 y = _rounded(total)
                 y = y / (1.0 + jnp.exp(-jnp.maximum(y, -80.0)))
                 mixed[block] = _rounded(y)
-                raws.append(raw[1:])
-                firsts.append((block, first))
+                convolved.append((block, first, wg + i * groups <= 2, raw[1:]))
             sync_block()
             if cluster:
                 plgpu.barrier_arrive(cluster_barrier)
 
             # Gates of this head, the same value in every element.
             def spread(x):
-                return plgpu.layout_cast(
-                    jnp.broadcast_to(x.astype(jnp.float32), (N,)), across
-                )
+                return cast(jnp.broadcast_to(x.astype(jnp.float32), (N,)), across)
 
             beta = spread(ba_ref[row, head])
             beta = _rounded(1.0 / (1.0 + jnp.exp(-beta)))
             gate = spread(ba_ref[row, nv + head]) + spread(dt_bias_ref[layer, head])
             decay = jnp.exp(-jnp.exp(spread(a_log_ref[layer, head])) * _softplus(gate))
 
-            q = plgpu.layout_cast(mixed[0], down)
-            k = plgpu.layout_cast(mixed[1], down)
-            v = plgpu.layout_cast(mixed[2, pl.ds(column, N)], across)
+            q = cast(mixed[0], down)
+            k = cast(mixed[1], down)
+            v = cast(mixed[2, pl.ds(column, N)], across)
             q = q * (jax.lax.rsqrt(jnp.broadcast_to(jnp.sum(q * q), (_D,)) + _L2_EPS) * _D**-0.5)
             k = k * jax.lax.rsqrt(jnp.broadcast_to(jnp.sum(k * k), (_D,)) + _L2_EPS)
             qk = jnp.broadcast_to(jnp.sum(q * k), (N,))
@@ -237,7 +264,7 @@ def gated_delta_decode(
 
             if tuning.tma:
                 plgpu.barrier_wait(arrived.at[wg])
-                state = plgpu.layout_cast(staged[wg], tile)
+                state = cast(staged[wg], tile)
             decayed = carried(state) * columns(decay)
             recalled = jnp.sum(rows(k) * decayed, axis=0)
             queried = jnp.sum(rows(q) * decayed, axis=0)
@@ -257,12 +284,11 @@ def gated_delta_decode(
 
             if cluster:
                 plgpu.barrier_wait(cluster_barrier)
-            for (block, first), raw in zip(firsts, raws, strict=True):
-                owned = (block == 2) if not cluster and r > 1 else (block == 2) | (part % parts == 0)
-                if pieces > 1:
-                    owned &= piece == 0
-                if groups > 1:  # several warpgroups may have computed the last block
-                    owned &= (block + groups - wg) % groups == 0
+            for block, first, valid, raw in convolved:
+                # q and k belong to the cluster's first part, v to the first piece of its head.
+                owned = valid & (block == 2) if r > 1 and not cluster else valid
+                if cluster:
+                    owned &= jnp.where(block == 2, piece, part) == 0
 
                 @pl.when(owned)
                 def _write(first=first, raw=raw):
@@ -279,17 +305,12 @@ def gated_delta_decode(
                 width = N * groups
                 for other in range(pieces if pieces > 1 else 0):
                     theirs = plgpu.cluster_ref(mine, {"part": part + other})
-                    outputs[pl.ds(other * width, width)] = plgpu.load(
-                        theirs, (), layout=_everywhere_layout(width), optimized=False
-                    )
-                x = plgpu.layout_cast(outputs[...], everywhere)
-                z = plgpu.load(
-                    qkvz_ref.at[row, pl.ds((2 * nk + nv + head) * _D, _D)],
-                    (),
-                    layout=everywhere,
-                    optimized=False,
-                ).astype(jnp.float32)
-                weight = plgpu.load(norm_ref.at[layer], (), layout=everywhere, optimized=False)
+                    outputs[pl.ds(other * width, width)] = load(theirs, _everywhere_layout(width))
+                x = cast(outputs[...], everywhere)
+                z = load(qkvz_ref.at[row, pl.ds((2 * nk + nv + head) * _D, _D)], everywhere).astype(
+                    jnp.float32
+                )
+                weight = load(norm_ref.at[layer], everywhere)
                 mean = jnp.broadcast_to(jnp.sum(x * x), (_D,)) * (1.0 / _D)
                 normed = _rounded(x * jax.lax.rsqrt(mean + eps))
                 gated = normed * weight * (z / (1.0 + jnp.exp(-z)))
@@ -304,7 +325,7 @@ def gated_delta_decode(
         def _null():
             @pl.when((wg == 0) & (piece == 0))
             def _zero():
-                zero = plgpu.layout_cast(jnp.zeros((_D,), jnp.bfloat16), everywhere)
+                zero = cast(jnp.zeros((_D,), jnp.bfloat16), everywhere)
                 out_ref[row, pl.ds(head * _D, _D)] = zero
 
     if cluster:
@@ -314,7 +335,7 @@ def gated_delta_decode(
             "cluster": (parts,),
             "cluster_names": ("part",),
         }
-    elif tuning.in_cluster:
+    elif parts == 1:
         where = {"grid": (B, nk), "grid_names": ("row", "key")}
     else:
         where = {"grid": (B, nk, parts), "grid_names": ("row", "key", "part")}

@@ -10,9 +10,14 @@ unit lower triangular system, between chunks only the state is carried.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.causal_conv.reference import causal_conv
+from pallas_kernels.norms.reference import gated_rms_norm
 
 _L2_EPS = 1e-6
 _EXACT = jax.lax.Precision.HIGHEST
@@ -180,3 +185,42 @@ def chunked(
     state, out = jax.lax.scan(one_chunk, state, (u, reads_state, reads_fresh, keep))
     out = jnp.moveaxis(jnp.moveaxis(out, 0, 1), 2, 3).reshape(B, n * C, nv, dv)
     return out[:, :T], state
+
+
+def decode(
+    qkvz: Float[Array, "B qkvz"],
+    ba: Float[Array, "B two_nv"],
+    conv: Float[Array, "G C K"],
+    dt_bias: Float[Array, "G nv"],
+    a_log: Float[Array, "G nv"],
+    norm: Float[Array, "G dv"],
+    layer: Int[Array, ""],
+    window: Any,
+    recurrent: Any,
+    read_slots: Int[Array, " B"],
+    write_slots: Int[Array, " B"],
+    continues: Bool[Array, " B"],
+    *,
+    eps: float,
+) -> Float[Array, "B val"]:
+    """See `api.gated_delta_decode`."""
+    B, C = qkvz.shape[0], conv.shape[1]
+    slots, _, nv, dk, dv = recurrent.shape
+    nk = (C - nv * dv) // (2 * dk)
+    windows, states = window[...], recurrent[...]
+    old_window = jnp.where(continues[:, None, None], windows[read_slots, layer], 0)
+    old_state = jnp.where(continues[:, None, None, None], states[read_slots, layer], 0)
+    ones = jnp.ones((B,), jnp.int32)
+    y, new_window = causal_conv(qkvz[:, None, :C], conv[layer], old_window, ones)
+    q, k, v = jnp.split(y[:, 0], [nk * dk, 2 * nk * dk], axis=-1)
+    b, a = jnp.split(ba, 2, axis=-1)
+    beta = jax.nn.sigmoid(b).astype(jnp.float32)
+    g = -jnp.exp(a_log[layer])[None] * jax.nn.softplus(a.astype(jnp.float32) + dt_bias[layer][None])
+    heads = (q.reshape(B, nk, dk), k.reshape(B, nk, dk), v.reshape(B, nv, dv))
+    o, new_state = step(*heads, g, beta, old_state)
+    out = gated_rms_norm(o, qkvz[:, C:].reshape(B, nv, dv), norm[layer], eps)
+    # A row that does not run writes past the pool, which drops it.
+    target = jnp.where(write_slots == 0, slots, write_slots)
+    window[...] = windows.at[target, layer].set(new_window, mode="drop")
+    recurrent[...] = states.at[target, layer].set(new_state, mode="drop")
+    return jnp.where(write_slots[:, None] == 0, 0, out.reshape(B, nv * dv))
