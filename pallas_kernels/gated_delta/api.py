@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Array, Bool, Float, Int
@@ -76,7 +77,7 @@ def gated_delta_decode(
     recurrent: Any,
     read_slots: Int[Array, " B"],
     write_slots: Int[Array, " B"],
-    continues: Bool[Array, " B"],
+    continues: Bool[Array, " B"] | Int[Array, " B"],
     *,
     eps: float,
     implementation: Implementation = None,
@@ -97,7 +98,7 @@ def gated_delta_decode(
       read_slots: where each row's state and window come from.
       write_slots: where they go; distinct, except that rows that do not run have slot 0. No row may read a slot that
         another row writes. A slot that is only read stays as it is.
-      continues: False for a row at its first token, which starts from zeros.
+      continues: False (or 0) for a row at its first token, which starts from zeros. int32 spares a conversion.
       eps: of the gated norm.
       implementation: see `pallas_kernels.dispatch`.
 
@@ -114,7 +115,7 @@ def gated_delta_decode(
             raise NotImplementedError(
                 f"gated_delta_decode: implementation='pallas' cannot run: {reason}"
             )
-        run = decode_kernel.gated_delta_decode
+        run: Callable[..., Any] = decode_kernel.gated_delta_decode
     else:
         pick("gated_delta_decode", implementation, pallas_unavailable="")
         run = reference.decode

@@ -160,27 +160,27 @@ def gated_delta_decode(
         return plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
 
     def body(
-        layer_ref,
-        read_ref,
-        write_ref,
-        continues_ref,
-        qkvz_ref,
-        ba_ref,
-        conv_ref,
-        dt_bias_ref,
-        a_log_ref,
-        norm_ref,
-        window_ref,
-        state_ref,
-        out_ref,
-        mixed,
-        outputs,
-        mine,
-        staged,
-        arrived,
-        block_barrier,
-        cluster_barrier,
-    ):
+        layer_ref: Any,
+        read_ref: Any,
+        write_ref: Any,
+        continues_ref: Any,
+        qkvz_ref: Any,
+        ba_ref: Any,
+        conv_ref: Any,
+        dt_bias_ref: Any,
+        a_log_ref: Any,
+        norm_ref: Any,
+        window_ref: Any,
+        state_ref: Any,
+        out_ref: Any,
+        mixed: Any,
+        outputs: Any,
+        mine: Any,
+        staged: Any,
+        arrived: Any,
+        block_barrier: Any,
+        cluster_barrier: Any,
+    ) -> None:
         row, key = jax.lax.axis_index("row"), jax.lax.axis_index("key")
         part = jax.lax.axis_index("part") if parts > 1 else 0
         wg = jax.lax.axis_index("wg")
@@ -188,21 +188,21 @@ def gated_delta_decode(
         column = (piece * groups + wg) * N
         write = write_ref[row]
 
-        def sync_block():
+        def sync_block() -> None:
             if groups > 1:
                 plgpu.barrier_arrive(block_barrier)
                 plgpu.barrier_wait(block_barrier)
 
-        def sync_cluster():
+        def sync_cluster() -> None:
             plgpu.barrier_arrive(cluster_barrier)
             plgpu.barrier_wait(cluster_barrier)
 
         @pl.when(write != 0)
-        def _run():
+        def _run() -> None:
             layer, read = layer_ref[0], read_ref[row]
             continues = continues_ref[row]
 
-            def carried(x):
+            def carried(x: jax.Array) -> jax.Array:
                 """`x`, or zeros where the row starts here."""
                 kept = jnp.broadcast_to(continues, x.shape) != 0
                 return jnp.where(kept, x, jnp.zeros_like(x))
@@ -241,7 +241,7 @@ def gated_delta_decode(
                 plgpu.barrier_arrive(cluster_barrier)
 
             # Gates of this head, the same value in every element.
-            def spread(x):
+            def spread(x: jax.Array) -> jax.Array:
                 return cast(jnp.broadcast_to(x.astype(jnp.float32), (N,)), across)
 
             beta = spread(ba_ref[row, head])
@@ -256,10 +256,10 @@ def gated_delta_decode(
             k = k * jax.lax.rsqrt(jnp.broadcast_to(jnp.sum(k * k), (_D,)) + _L2_EPS)
             qk = jnp.broadcast_to(jnp.sum(q * k), (N,))
 
-            def columns(x):  # [N] -> [128, N]
+            def columns(x: jax.Array) -> jax.Array:  # [N] -> [128, N]
                 return jax.lax.broadcast_in_dim(x, (_D, N), (1,))
 
-            def rows(x):  # [128] -> [128, N]
+            def rows(x: jax.Array) -> jax.Array:  # [128] -> [128, N]
                 return jax.lax.broadcast_in_dim(x, (_D, N), (0,))
 
             if tuning.tma:
@@ -291,7 +291,7 @@ def gated_delta_decode(
                     owned &= jnp.where(block == 2, piece, part) == 0
 
                 @pl.when(owned)
-                def _write(first=first, raw=raw):
+                def _write(first: Any = first, raw: Any = raw) -> None:
                     for j in range(_TAPS - 1):
                         window_ref[write, layer, j, pl.ds(first, _D)] = raw[j]
 
@@ -301,7 +301,7 @@ def gated_delta_decode(
                 sync_block()
 
             @pl.when((wg == 0) & (piece == 0))
-            def _norm():
+            def _norm() -> None:
                 width = N * groups
                 for other in range(pieces if pieces > 1 else 0):
                     theirs = plgpu.cluster_ref(mine, {"part": part + other})
@@ -322,12 +322,13 @@ def gated_delta_decode(
                 plgpu.wait_smem_to_gmem(0)
 
         @pl.when(write == 0)
-        def _null():
+        def _null() -> None:
             @pl.when((wg == 0) & (piece == 0))
-            def _zero():
+            def _zero() -> None:
                 zero = cast(jnp.zeros((_D,), jnp.bfloat16), everywhere)
                 out_ref[row, pl.ds(head * _D, _D)] = zero
 
+    where: dict[str, Any]
     if cluster:
         where = {
             "grid": (B, nk),
@@ -349,10 +350,10 @@ def gated_delta_decode(
         plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=groups) if cluster else None,
     ]
 
-    def scoped(*refs):
+    def scoped(*refs: Any) -> None:
         used = [s for s in scratch if s is not None]
 
-        def with_scratch(*scratch_refs):
+        def with_scratch(*scratch_refs: Any) -> None:
             given = iter(scratch_refs)
             body(*refs, *(None if s is None else next(given) for s in scratch))
 

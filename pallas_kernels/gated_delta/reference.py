@@ -199,7 +199,7 @@ def decode(
     recurrent: Any,
     read_slots: Int[Array, " B"],
     write_slots: Int[Array, " B"],
-    continues: Bool[Array, " B"],
+    continues: Bool[Array, " B"] | Int[Array, " B"],
     *,
     eps: float,
 ) -> Float[Array, "B val"]:
@@ -208,8 +208,9 @@ def decode(
     slots, _, nv, dk, dv = recurrent.shape
     nk = (C - nv * dv) // (2 * dk)
     windows, states = window[...], recurrent[...]
-    old_window = jnp.where(continues[:, None, None], windows[read_slots, layer], 0)
-    old_state = jnp.where(continues[:, None, None, None], states[read_slots, layer], 0)
+    kept = continues.astype(bool)
+    old_window = jnp.where(kept[:, None, None], windows[read_slots, layer], 0)
+    old_state = jnp.where(kept[:, None, None, None], states[read_slots, layer], 0)
     ones = jnp.ones((B,), jnp.int32)
     y, new_window = causal_conv(qkvz[:, None, :C], conv[layer], old_window, ones)
     q, k, v = jnp.split(y[:, 0], [nk * dk, 2 * nk * dk], axis=-1)
