@@ -186,7 +186,8 @@ def gated_delta_decode(
         wg = jax.lax.axis_index("wg")
         head, piece = key * r + part // pieces, part % pieces
         column = (piece * groups + wg) * N
-        write = write_ref[row]
+        layer, read, write = layer_ref[0], read_ref[row], write_ref[row]
+        continues = continues_ref[row]
 
         def sync_block() -> None:
             if groups > 1:
@@ -199,9 +200,6 @@ def gated_delta_decode(
 
         @pl.when(write != 0)
         def _run() -> None:
-            layer, read = layer_ref[0], read_ref[row]
-            continues = continues_ref[row]
-
             def carried(x: jax.Array) -> jax.Array:
                 """`x`, or zeros where the row starts here."""
                 kept = jnp.broadcast_to(continues, x.shape) != 0
@@ -212,30 +210,38 @@ def gated_delta_decode(
                 plgpu.copy_gmem_to_smem(here, staged.at[wg], arrived.at[wg])
             else:
                 state = load(here, tile)
+            bias, log_rate = dt_bias_ref[layer, head], a_log_ref[layer, head]
+            weight = load(norm_ref.at[layer], everywhere)
             if tuning.pdl:
                 plgpu.griddepcontrol_wait()
 
-            # The short convolution of q, k and v, a block of 128 channels at a time.
-            tap = cast(jax.lax.broadcasted_iota(jnp.int32, (_D, _TAPS), 1), taps_layout)
-            convolved = []
+            # All loads come before the first barrier, so that they are under way together.
+            b, a = ba_ref[row, head], ba_ref[row, nv + head]
+            z = load(qkvz_ref.at[row, pl.ds((2 * nk + nv + head) * _D, _D)], everywhere)
+            blocks = []
             for i in range(-(-3 // groups)):
-                block = jnp.minimum(wg + i * groups, 2)
+                block = jnp.minimum(wg + i * groups, 2)  # q, k or v of this head
                 first = jnp.where(block == 2, 2 * nk * _D + head * _D, block * (nk * _D) + key * _D)
                 channels = pl.ds(first, _D)
-                filters = load(conv_ref.at[layer, channels], taps_layout).astype(jnp.float32)
-                now = load(qkvz_ref.at[row, channels], channel)
+                filters = load(conv_ref.at[layer, channels], taps_layout)
                 raw = [
                     load(window_ref.at[read, layer, j, channels], channel) for j in range(_TAPS - 1)
                 ]
-                raw = [carried(x) for x in raw] + [now]
+                raw.append(load(qkvz_ref.at[row, channels], channel))
+                blocks.append((block, first, wg + i * groups <= 2, filters, raw))
+
+            tap = cast(jax.lax.broadcasted_iota(jnp.int32, (_D, _TAPS), 1), taps_layout)
+            convolved = []
+            for block, first, valid, filters, raw in blocks:
+                raw = [carried(x) for x in raw[:-1]] + raw[-1:]
                 total = jnp.zeros((_D,), jnp.float32)
                 for j in range(_TAPS):
-                    weight = jnp.sum(jnp.where(tap == j, filters, 0.0), axis=1)
-                    total += raw[j].astype(jnp.float32) * weight
+                    chosen = jnp.where(tap == j, filters.astype(jnp.float32), 0.0)
+                    total += raw[j].astype(jnp.float32) * jnp.sum(chosen, axis=1)
                 y = _rounded(total)
                 y = y / (1.0 + jnp.exp(-jnp.maximum(y, -80.0)))
                 mixed[block] = _rounded(y)
-                convolved.append((block, first, wg + i * groups <= 2, raw[1:]))
+                convolved.append((block, first, valid, raw[1:]))
             sync_block()
             if cluster:
                 plgpu.barrier_arrive(cluster_barrier)
@@ -244,10 +250,9 @@ def gated_delta_decode(
             def spread(x: jax.Array) -> jax.Array:
                 return cast(jnp.broadcast_to(x.astype(jnp.float32), (N,)), across)
 
-            beta = spread(ba_ref[row, head])
-            beta = _rounded(1.0 / (1.0 + jnp.exp(-beta)))
-            gate = spread(ba_ref[row, nv + head]) + spread(dt_bias_ref[layer, head])
-            decay = jnp.exp(-jnp.exp(spread(a_log_ref[layer, head])) * _softplus(gate))
+            beta = _rounded(1.0 / (1.0 + jnp.exp(-spread(b))))
+            step = _softplus(spread(a) + spread(bias))
+            decay = jnp.exp(-jnp.exp(spread(log_rate)) * step)
 
             q = cast(mixed[0], down)
             k = cast(mixed[1], down)
@@ -307,13 +312,10 @@ def gated_delta_decode(
                     theirs = plgpu.cluster_ref(mine, {"part": part + other})
                     outputs[pl.ds(other * width, width)] = load(theirs, _everywhere_layout(width))
                 x = cast(outputs[...], everywhere)
-                z = load(qkvz_ref.at[row, pl.ds((2 * nk + nv + head) * _D, _D)], everywhere).astype(
-                    jnp.float32
-                )
-                weight = load(norm_ref.at[layer], everywhere)
+                gate = z.astype(jnp.float32)
                 mean = jnp.broadcast_to(jnp.sum(x * x), (_D,)) * (1.0 / _D)
                 normed = _rounded(x * jax.lax.rsqrt(mean + eps))
-                gated = normed * weight * (z / (1.0 + jnp.exp(-z)))
+                gated = normed * weight * (gate / (1.0 + jnp.exp(-gate)))
                 out_ref[row, pl.ds(head * _D, _D)] = gated.astype(jnp.bfloat16)
 
             if pieces > 1:
