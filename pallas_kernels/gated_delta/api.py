@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
-from pallas_kernels.gated_delta import decode_kernel, reference
+from pallas_kernels.gated_delta import decode_kernel, kernel_parts, reference
 
 
 def gated_delta_step(
@@ -109,7 +109,7 @@ def gated_delta_decode(
     Raises:
       NotImplementedError: "pallas" was asked for and cannot run here.
     """
-    reason = decode_kernel.unavailable(qkvz, conv, window, recurrent)
+    reason = kernel_parts.unavailable(qkvz, conv, window, recurrent)
     if implementation == "pallas" or (implementation is None and reason is None):
         if reason is not None:
             raise NotImplementedError(

@@ -5,7 +5,7 @@ cluster. Every block computes the short convolution of its own 3 * 128 channels;
 from another column, so a piece works alone until the norm over dv. The convolution windows of q and k are read by all
 parts of a cluster and written by its first one after a cluster barrier.
 
-A column's sum over dk is taken in one order that depends on `_COLUMNS` alone, whatever the number of rows or pieces.
+A column's sum over dk is taken in an order that `Tuning.columns` alone decides, whatever the number of rows or pieces.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-_D = 128
-"""dk = dv of every published model."""
-_TAPS = 4
-_L2_EPS = 1e-6
-_WHOLE: Any = ((),) if jax.__version_info__ < (0, 11) else ()
-"""`plgpu.load` wants an index before jax 0.11 and none after."""
-_MOST_PARTS = 8
-"""Blocks of the largest cluster that every Hopper device takes."""
+from pallas_kernels.gated_delta.kernel_parts import (
+    TAPS,
+    D,
+    Layouts,
+    delta_step,
+    gated_norm,
+    gates,
+    short_conv,
+    unit,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,76 +49,7 @@ class Tuning:
 
     @property
     def warpgroups(self) -> int:
-        return _D // (self.columns * self.pieces)
-
-
-def unavailable(qkvz: Any, conv: Any, window: Any, recurrent: Any) -> str | None:
-    """Why the kernel cannot run on these arguments and the default device, or None."""
-    if (reason := unsupported(qkvz, conv, window, recurrent)) is not None:
-        return reason
-    if jax.default_backend() != "gpu":
-        return "it needs a GPU"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    return None if capability == "9.0" else f"it needs compute capability 9.0, not {capability}"
-
-
-def unsupported(qkvz: Any, conv: Any, window: Any, recurrent: Any) -> str | None:
-    """Why the kernel cannot be built for arguments of these shapes and dtypes, or None."""
-    if not qkvz.dtype == conv.dtype == window.dtype == jnp.bfloat16:
-        return "it takes bfloat16 activations, filters and windows"
-    if recurrent.dtype != jnp.float32:
-        return f"it takes a float32 state, not {recurrent.dtype}"
-    nv, dk, dv = recurrent.shape[-3:]
-    if (dk, dv) != (_D, _D):
-        return f"it takes heads of {_D} channels, not {dk} and {dv}"
-    if conv.shape[2] != _TAPS:
-        return f"it takes a convolution of {_TAPS} taps, not {conv.shape[2]}"
-    nk = (conv.shape[1] - nv * _D) // (2 * _D)
-    if nk < 1 or nv % nk or nv // nk > _MOST_PARTS:
-        return f"it takes 1 to {_MOST_PARTS} value heads a key head, not {nv} / {nk}"
-    return None
-
-
-def _state_layout(columns: int) -> Any:
-    """A [128, columns] tile: a warp has a quarter of the columns, a thread 4 of them in every (32 / across)th row."""
-    across = columns // 16
-    down = 32 // across
-    return plgpu.Layout.TILED(
-        plgpu.Tiling(((down, columns), (down, 4 * across), (4,))),
-        warp_dims=(-4,),
-        lane_dims=(-3, -2),
-        vector_dim=-1,
-    )
-
-
-def _taps_layout() -> Any:
-    """A [128, 4] tile: one row a thread."""
-    return plgpu.Layout.TILED(
-        plgpu.Tiling(((128, 4), (32, 4))), warp_dims=(-4,), lane_dims=(-2,), vector_dim=-1
-    )
-
-
-def _everywhere_layout(size: int = _D) -> Any:
-    """A vector that every warp holds whole."""
-    return plgpu.Layout.TILED(
-        plgpu.Tiling(((size,), (size // 32,))),
-        warp_dims=(plgpu.Replicated(4),),
-        lane_dims=(-2,),
-        vector_dim=-1,
-    )
-
-
-def _rounded(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.bfloat16).astype(jnp.float32)
-
-
-def _softplus(x: jax.Array) -> jax.Array:
-    """`log(1 + exp(x))`, accurate where the result is small, as log1p is."""
-    u = jnp.exp(jnp.minimum(x, -x))
-    one_plus = 1.0 + u
-    exact = one_plus == 1.0
-    log1p = jnp.log(one_plus) * (u / jnp.where(exact, 1.0, one_plus - 1.0))
-    return jnp.maximum(x, 0.0) + jnp.where(exact, u, log1p)
+        return D // (self.columns * self.pieces)
 
 
 def gated_delta_decode(
@@ -140,24 +73,13 @@ def gated_delta_decode(
     """See `api.gated_delta_decode`."""
     B = qkvz.shape[0]
     nv = dt_bias.shape[1]
-    nk = (conv.shape[1] - nv * _D) // (2 * _D)
+    nk = (conv.shape[1] - nv * D) // (2 * D)
     r = nv // nk
     N, pieces, groups = tuning.columns, tuning.pieces, tuning.warpgroups
     parts = r * pieces
     cluster = tuning.in_cluster and parts > 1
-    tile = _state_layout(N)
-    taps_layout, everywhere = _taps_layout(), _everywhere_layout()
-    down, across = tile.reduce(1), tile.reduce(0)
-    channel = taps_layout.reduce(1)
-
-    # The interpreter knows no layouts, and plain reads only.
-    def cast(x: jax.Array, layout: Any) -> jax.Array:
-        return x if interpret else plgpu.layout_cast(x, layout)
-
-    def load(ref: Any, layout: Any) -> jax.Array:
-        if interpret:
-            return ref[...]
-        return plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
+    layouts = Layouts(N, interpret)
+    load = layouts.load
 
     def body(
         layer_ref: Any,
@@ -209,74 +131,45 @@ def gated_delta_decode(
             if tuning.tma:
                 plgpu.copy_gmem_to_smem(here, staged.at[wg], arrived.at[wg])
             else:
-                state = load(here, tile)
+                state = load(here, layouts.tile)
             bias, log_rate = dt_bias_ref[layer, head], a_log_ref[layer, head]
-            weight = load(norm_ref.at[layer], everywhere)
+            weight = load(norm_ref.at[layer], layouts.everywhere())
             if tuning.pdl:
                 plgpu.griddepcontrol_wait()
 
             # All loads come before the first barrier, so that they are under way together.
             b, a = ba_ref[row, head], ba_ref[row, nv + head]
-            z = load(qkvz_ref.at[row, pl.ds((2 * nk + nv + head) * _D, _D)], everywhere)
+            z = load(qkvz_ref.at[row, pl.ds((2 * nk + nv + head) * D, D)], layouts.everywhere())
             blocks = []
             for i in range(-(-3 // groups)):
                 block = jnp.minimum(wg + i * groups, 2)  # q, k or v of this head
-                first = jnp.where(block == 2, 2 * nk * _D + head * _D, block * (nk * _D) + key * _D)
-                channels = pl.ds(first, _D)
-                filters = load(conv_ref.at[layer, channels], taps_layout)
+                first = jnp.where(block == 2, 2 * nk * D + head * D, block * (nk * D) + key * D)
+                channels = pl.ds(first, D)
+                filters = load(conv_ref.at[layer, channels], layouts.taps)
                 raw = [
-                    load(window_ref.at[read, layer, j, channels], channel) for j in range(_TAPS - 1)
+                    load(window_ref.at[read, layer, j, channels], layouts.channel)
+                    for j in range(TAPS - 1)
                 ]
-                raw.append(load(qkvz_ref.at[row, channels], channel))
+                raw.append(load(qkvz_ref.at[row, channels], layouts.channel))
                 blocks.append((block, first, wg + i * groups <= 2, filters, raw))
 
-            tap = cast(jax.lax.broadcasted_iota(jnp.int32, (_D, _TAPS), 1), taps_layout)
             convolved = []
             for block, first, valid, filters, raw in blocks:
                 raw = [carried(x) for x in raw[:-1]] + raw[-1:]
-                total = jnp.zeros((_D,), jnp.float32)
-                for j in range(_TAPS):
-                    chosen = jnp.where(tap == j, filters.astype(jnp.float32), 0.0)
-                    total += raw[j].astype(jnp.float32) * jnp.sum(chosen, axis=1)
-                y = _rounded(total)
-                y = y / (1.0 + jnp.exp(-jnp.maximum(y, -80.0)))
-                mixed[block] = _rounded(y)
+                mixed[block] = short_conv(raw, layouts.filters(filters))
                 convolved.append((block, first, valid, raw[1:]))
             sync_block()
             if cluster:
                 plgpu.barrier_arrive(cluster_barrier)
 
-            # Gates of this head, the same value in every element.
-            def spread(x: jax.Array) -> jax.Array:
-                return cast(jnp.broadcast_to(x.astype(jnp.float32), (N,)), across)
-
-            beta = _rounded(1.0 / (1.0 + jnp.exp(-spread(b))))
-            step = _softplus(spread(a) + spread(bias))
-            decay = jnp.exp(-jnp.exp(spread(log_rate)) * step)
-
-            q = cast(mixed[0], down)
-            k = cast(mixed[1], down)
-            v = cast(mixed[2, pl.ds(column, N)], across)
-            q = q * (jax.lax.rsqrt(jnp.broadcast_to(jnp.sum(q * q), (_D,)) + _L2_EPS) * _D**-0.5)
-            k = k * jax.lax.rsqrt(jnp.broadcast_to(jnp.sum(k * k), (_D,)) + _L2_EPS)
-            qk = jnp.broadcast_to(jnp.sum(q * k), (N,))
-
-            def columns(x: jax.Array) -> jax.Array:  # [N] -> [128, N]
-                return jax.lax.broadcast_in_dim(x, (_D, N), (1,))
-
-            def rows(x: jax.Array) -> jax.Array:  # [128] -> [128, N]
-                return jax.lax.broadcast_in_dim(x, (_D, N), (0,))
-
+            beta, decay = gates(*(layouts.spread(x) for x in (b, a, bias, log_rate)))
+            q = unit(layouts.cast(mixed[0], layouts.down)) * D**-0.5
+            k = unit(layouts.cast(mixed[1], layouts.down))
+            v = layouts.cast(mixed[2, pl.ds(column, N)], layouts.across)
             if tuning.tma:
                 plgpu.barrier_wait(arrived.at[wg])
-                state = cast(staged[wg], tile)
-            decayed = carried(state) * columns(decay)
-            recalled = jnp.sum(rows(k) * decayed, axis=0)
-            queried = jnp.sum(rows(q) * decayed, axis=0)
-            delta = beta * (v - recalled)
-            new = decayed + rows(k) * columns(delta)
-            # q^T (M + k delta^T) = q^T M + (q . k) delta: no second pass over the state.
-            o = queried + qk * delta
+                state = layouts.cast(staged[wg], layouts.tile)
+            new, o, _ = delta_step(layouts, carried(state), q, k, v, beta, decay)
 
             there = state_ref.at[write, layer, head, :, pl.ds(column, N)]
             (outputs if pieces == 1 else mine)[pl.ds(wg * N, N)] = o
@@ -297,8 +190,8 @@ def gated_delta_decode(
 
                 @pl.when(owned)
                 def _write(first: Any = first, raw: Any = raw) -> None:
-                    for j in range(_TAPS - 1):
-                        window_ref[write, layer, j, pl.ds(first, _D)] = raw[j]
+                    for j in range(TAPS - 1):
+                        window_ref[write, layer, j, pl.ds(first, D)] = raw[j]
 
             if pieces > 1:
                 sync_cluster()
@@ -310,13 +203,9 @@ def gated_delta_decode(
                 width = N * groups
                 for other in range(pieces if pieces > 1 else 0):
                     theirs = plgpu.cluster_ref(mine, {"part": part + other})
-                    outputs[pl.ds(other * width, width)] = load(theirs, _everywhere_layout(width))
-                x = cast(outputs[...], everywhere)
-                gate = z.astype(jnp.float32)
-                mean = jnp.broadcast_to(jnp.sum(x * x), (_D,)) * (1.0 / _D)
-                normed = _rounded(x * jax.lax.rsqrt(mean + eps))
-                gated = normed * weight * (gate / (1.0 + jnp.exp(-gate)))
-                out_ref[row, pl.ds(head * _D, _D)] = gated.astype(jnp.bfloat16)
+                    outputs[pl.ds(other * width, width)] = load(theirs, layouts.everywhere(width))
+                x = layouts.cast(outputs[...], layouts.everywhere())
+                out_ref[row, pl.ds(head * D, D)] = gated_norm(x, z, weight, eps)
 
             if pieces > 1:
                 sync_cluster()  # shared memory must be there for as long as others read it
@@ -327,8 +216,8 @@ def gated_delta_decode(
         def _null() -> None:
             @pl.when((wg == 0) & (piece == 0))
             def _zero() -> None:
-                zero = cast(jnp.zeros((_D,), jnp.bfloat16), everywhere)
-                out_ref[row, pl.ds(head * _D, _D)] = zero
+                zero = layouts.cast(jnp.zeros((D,), jnp.bfloat16), layouts.everywhere())
+                out_ref[row, pl.ds(head * D, D)] = zero
 
     where: dict[str, Any]
     if cluster:
@@ -343,10 +232,10 @@ def gated_delta_decode(
     else:
         where = {"grid": (B, nk, parts), "grid_names": ("row", "key", "part")}
     scratch = [
-        plgpu.SMEM((3, _D), jnp.float32),
-        plgpu.SMEM((_D,), jnp.float32),
+        plgpu.SMEM((3, D), jnp.float32),
+        plgpu.SMEM((D,), jnp.float32),
         plgpu.SMEM((N * groups,), jnp.float32) if pieces > 1 else None,
-        plgpu.SMEM((groups, _D, N), jnp.float32) if tuning.tma else None,
+        plgpu.SMEM((groups, D, N), jnp.float32) if tuning.tma else None,
         plgpu.Barrier(num_barriers=groups) if tuning.tma else None,
         plgpu.Barrier(num_arrivals=groups) if groups > 1 else None,
         plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=groups) if cluster else None,
@@ -364,7 +253,7 @@ def gated_delta_decode(
     # Not `plgpu.kernel`: its vmap rule does not let Refs through.
     run = pl.kernel(
         scoped,
-        out_type=jax.ShapeDtypeStruct((B, nv * _D), jnp.bfloat16),
+        out_type=jax.ShapeDtypeStruct((B, nv * D), jnp.bfloat16),
         mesh=plgpu.Mesh(num_threads=groups, thread_name="wg", **where),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
