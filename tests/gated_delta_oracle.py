@@ -1,7 +1,11 @@
-"""One decode step of Gated DeltaNet in numpy and float64, written from model_math section 3.2."""
+"""Decode steps of Gated DeltaNet in numpy and float64, written from model_math section 3.2."""
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+
+from pallas_kernels.gated_delta.decode_shapes import random_arguments
 
 
 def bf16(x):
@@ -49,3 +53,28 @@ def decode_oracle(values, *, eps, rounded):
             out[b, h * dv : (h + 1) * dv] = r(o)
             states[target, G, h] = m
     return out, window, states
+
+
+def several_tokens(shape, T):
+    """Arguments of a verification: two rows, the second at its start."""
+    values = random_arguments(shape, jax.random.key(1))
+    del values["write_slots"]
+    for i, name in enumerate(("qkvz", "ba")):
+        x = values[name]
+        drawn = jax.random.normal(jax.random.key(i), (x.shape[0], T, x.shape[1]))
+        values[name] = drawn.astype(x.dtype)
+    return values | {"layer": jnp.int32(1), "continues": jnp.array([True, False])}
+
+
+def oracle_steps(values, *, eps, rounded):
+    """The same tokens one float64 step after the other: outputs, and the rows' states before and after each."""
+    slots, kept = values["read_slots"], values["continues"][:, None, None, None]
+    tokens, values = values, values | {"write_slots": slots}
+    outs, states = [], [np.where(kept, values["recurrent"][slots, 1], 0)]
+    for t in range(tokens["qkvz"].shape[1]):
+        here = values | {name: tokens[name][:, t] for name in ("qkvz", "ba")}
+        out, window, recurrent = decode_oracle(here, eps=eps, rounded=rounded)
+        values |= {"window": window, "recurrent": recurrent, "continues": np.array([True, True])}
+        outs.append(out)
+        states.append(recurrent[slots, 1])
+    return np.stack(outs, 1), states

@@ -141,9 +141,9 @@ def gated_delta_verify(
 
         jax.lax.fori_loop(0, T, token, carried(state))
         sync()
-        for t, gate in zip(mine, z, strict=True):
-            x = layouts.cast(outputs[t], layouts.everywhere())
-            out_ref[row, t, pl.ds(head * D, D)] = gated_norm(x, gate, weight, eps)
+        for at, gate in zip(mine, z, strict=True):
+            x = layouts.cast(outputs[at], layouts.everywhere())
+            out_ref[row, at, pl.ds(head * D, D)] = gated_norm(x, gate, weight, eps)
 
     def scoped(*refs: Any) -> None:
         pl.run_scoped(

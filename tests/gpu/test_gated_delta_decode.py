@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gated_delta_oracle import decode_oracle
+from gated_delta_oracle import decode_oracle, oracle_steps, several_tokens
 
-from pallas_kernels.gated_delta import gated_delta_decode
+from pallas_kernels.gated_delta import gated_delta_commit, gated_delta_decode, gated_delta_verify
 from pallas_kernels.gated_delta.decode_shapes import DecodeShape, random_arguments
 
 pytestmark = pytest.mark.gpu
@@ -71,6 +71,20 @@ def test_a_row_does_not_depend_on_its_neighbours(nv):
         assert np.array_equal(alone[0][0], out[row])
         assert np.array_equal(alone[1][slot, 1], window[slot, 1])
         assert np.array_equal(alone[2][slot, 1], recurrent[slot, 1])
+
+
+@pytest.mark.parametrize(("nv", "T"), [(16, 2), (48, 5), (32, 16)])
+def test_verification_equals_float64_steps(nv, T):
+    values = several_tokens(DecodeShape(B=2, nv=nv, S=3, G=2), T)
+    verify = jax.jit(lambda v: gated_delta_verify(**v, eps=EPS, implementation="pallas"))
+    out, records = verify(values)
+    want, states = oracle_steps(values, eps=EPS, rounded=True)
+    error = np.linalg.norm(np.asarray(out.astype(jnp.float32)) - want)
+    assert error <= 1e-2 * np.linalg.norm(want)
+    for n in (0, 1, T):
+        start = jnp.asarray(states[0], jnp.float32)
+        got = jax.jit(gated_delta_commit)(start, records, jnp.full((2,), n, jnp.int32))
+        assert np.linalg.norm(got - states[n]) <= 1e-5 * np.linalg.norm(states[n])
 
 
 def test_the_pools_are_not_copied_in_a_scan_over_layers():

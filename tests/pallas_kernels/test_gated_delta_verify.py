@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gated_delta_oracle import decode_oracle
+from gated_delta_oracle import oracle_steps, several_tokens
 
 from pallas_kernels.gated_delta import (
     Records,
@@ -16,38 +16,13 @@ from pallas_kernels.gated_delta import (
     gated_delta_verify,
     verify_kernel,
 )
-from pallas_kernels.gated_delta.decode_shapes import SHAPES, DecodeShape, random_arguments
+from pallas_kernels.gated_delta.decode_shapes import SHAPES, DecodeShape
 
 EPS = 1e-6
 
 
-def several_tokens(shape, T):
-    """Arguments of a verification: two rows, the second at its start."""
-    values = random_arguments(shape, jax.random.key(1))
-    del values["write_slots"]
-    for i, name in enumerate(("qkvz", "ba")):
-        x = values[name]
-        drawn = jax.random.normal(jax.random.key(i), (x.shape[0], T, x.shape[1]))
-        values[name] = drawn.astype(x.dtype)
-    return values | {"layer": jnp.int32(1), "continues": jnp.array([True, False])}
-
-
-def steps(values, T, rounded):
-    """The same tokens one float64 step after the other: outputs, and the rows' states before and after each."""
-    slots, kept = values["read_slots"], values["continues"][:, None, None, None]
-    values = values | {"write_slots": slots}
-    outs, states = [], [np.where(kept, values["recurrent"][slots, 1], 0)]
-    for t in range(T):
-        here = values | {name: values[name][:, t] for name in ("qkvz", "ba")}
-        out, window, recurrent = decode_oracle(here, eps=EPS, rounded=rounded)
-        values |= {"window": window, "recurrent": recurrent, "continues": np.array([True, True])}
-        outs.append(out)
-        states.append(recurrent[slots, 1])
-    return np.stack(outs, 1), states
-
-
 def check(values, verify, T, *, rounded, most):
-    want, states = steps(values, T, rounded)
+    want, states = oracle_steps(values, eps=EPS, rounded=rounded)
     out, records = verify(values)
     out = np.asarray(out.astype(jnp.float32), np.float64)
     assert np.linalg.norm(out - want) <= most * np.linalg.norm(want)
