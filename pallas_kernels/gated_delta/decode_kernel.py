@@ -136,6 +136,7 @@ def gated_delta_decode(
             weight = load(norm_ref.at[layer], layouts.everywhere())
             if tuning.pdl:
                 plgpu.griddepcontrol_wait()
+                plgpu.griddepcontrol_launch_dependents()
 
             # All loads come before the first barrier, so that they are under way together.
             b, a = ba_ref[row, head], ba_ref[row, nv + head]

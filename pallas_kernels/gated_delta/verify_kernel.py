@@ -94,6 +94,7 @@ def gated_delta_verify(
         weight = load(norm_ref.at[layer], layouts.everywhere())
         if pdl:
             plgpu.griddepcontrol_wait()
+            plgpu.griddepcontrol_launch_dependents()
 
         # All loads come before the first barrier, so that they are under way together.
         scalars = [(ba_ref[row, t, head], ba_ref[row, t, nv + head]) for t in range(T)]
