@@ -1,5 +1,19 @@
 """The gated delta rule: the recurrent mixer of Gated DeltaNet layers."""
 
-from pallas_kernels.gated_delta.api import gated_delta_chunked, gated_delta_step
+from pallas_kernels.gated_delta.api import (
+    Records,
+    gated_delta_chunked,
+    gated_delta_commit,
+    gated_delta_decode,
+    gated_delta_step,
+    gated_delta_verify,
+)
 
-__all__ = ["gated_delta_chunked", "gated_delta_step"]
+__all__ = [
+    "Records",
+    "gated_delta_chunked",
+    "gated_delta_commit",
+    "gated_delta_decode",
+    "gated_delta_step",
+    "gated_delta_verify",
+]

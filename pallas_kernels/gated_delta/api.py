@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from jaxtyping import Array, Float, Int
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
-from pallas_kernels.gated_delta import reference
+from pallas_kernels.gated_delta import decode_kernel, kernel_parts, reference, verify_kernel
+from pallas_kernels.gated_delta.reference import Records
+
+_MOST_TOKENS = 16
 
 
 def gated_delta_step(
@@ -60,3 +66,162 @@ def gated_delta_chunked(
     """
     pick("gated_delta_chunked", implementation, pallas_unavailable=NO_KERNEL_YET)
     return reference.chunked(q, k, v, g, beta, state, lengths)
+
+
+def gated_delta_decode(
+    qkvz: Float[Array, "B qkvz"],
+    ba: Float[Array, "B two_nv"],
+    conv: Float[Array, "G C K"],
+    dt_bias: Float[Array, "G nv"],
+    a_log: Float[Array, "G nv"],
+    norm: Float[Array, "G dv"],
+    layer: Int[Array, ""],
+    window: Any,
+    recurrent: Any,
+    read_slots: Int[Array, " B"],
+    write_slots: Int[Array, " B"],
+    continues: Bool[Array, " B"] | Int[Array, " B"],
+    *,
+    eps: float,
+    implementation: Implementation = None,
+) -> Float[Array, "B val"]:
+    """Everything between the input and output projections of a Gated DeltaNet layer, for one token of each row.
+
+    `causal_conv`, gates, `gated_delta_step` and `gated_rms_norm` in one pass over the state (model_math section 3.2).
+
+    Args:
+      qkvz: input projection: raw q, k, v (C = 2 nk dk + nv dv channels together), then the gate z (nv dv).
+      ba: input projection: nv of b (write strength before the sigmoid), then nv of a.
+      conv: filters of the short convolution of all G layers; tap K-1 meets the current token.
+      dt_bias, a_log: float32 gate parameters of all layers.
+      norm: float32 weight of the gated norm of all layers.
+      layer: int32 index of this layer.
+      window: `jax.Ref` of [S, G, K-1, C], the last raw inputs of the convolution, oldest first; written in place.
+      recurrent: `jax.Ref` of float32 [S, G, nv, dk, dv], the states; written in place.
+      read_slots: where each row's state and window come from.
+      write_slots: where they go; distinct, except that rows that do not run have slot 0. No row may read a slot that
+        another row writes. A slot that is only read stays as it is.
+      continues: False (or 0) for a row at its first token, which starts from zeros. int32 spares a conversion.
+      eps: of the gated norm.
+      implementation: see `pallas_kernels.dispatch`.
+
+    Returns:
+      The input of the output projection, in qkvz's dtype. Rows whose write slot is 0 give zeros and write nothing.
+      Rows are independent of each other bit for bit.
+
+    Raises:
+      NotImplementedError: "pallas" was asked for and cannot run here.
+    """
+    run = _pick_fused(
+        "gated_delta_decode",
+        implementation,
+        kernel_parts.unavailable(qkvz, conv, window, recurrent),
+        decode_kernel.gated_delta_decode,
+        reference.decode,
+    )
+    return run(
+        qkvz,
+        ba,
+        conv,
+        dt_bias,
+        a_log,
+        norm,
+        layer,
+        window,
+        recurrent,
+        read_slots,
+        write_slots,
+        continues,
+        eps=eps,
+    )
+
+
+def gated_delta_verify(
+    qkvz: Float[Array, "B T qkvz"],
+    ba: Float[Array, "B T two_nv"],
+    conv: Float[Array, "G C K"],
+    dt_bias: Float[Array, "G nv"],
+    a_log: Float[Array, "G nv"],
+    norm: Float[Array, "G dv"],
+    layer: Int[Array, ""],
+    window: Any,
+    recurrent: Any,
+    read_slots: Int[Array, " B"],
+    continues: Bool[Array, " B"] | Int[Array, " B"],
+    *,
+    eps: float,
+    implementation: Implementation = None,
+) -> tuple[Float[Array, "B T val"], Records]:
+    """`gated_delta_decode` for T consecutive tokens of each row of which only some will count.
+
+    Args:
+      qkvz, ba: as in `gated_delta_decode`, with a token axis; T up to 16.
+      conv, dt_bias, a_log, norm, layer, read_slots, continues: as in `gated_delta_decode`.
+      window, recurrent: the pools, as arrays or `jax.Ref`s; only read.
+      eps: of the gated norm.
+      implementation: see `pallas_kernels.dispatch`.
+
+    Returns:
+      The input of the output projection, and what `gated_delta_commit` needs to advance the state by any number of the
+      tokens. The window after n of them is the last K-1 of the old window followed by the first n raw inputs.
+
+    Raises:
+      NotImplementedError: "pallas" was asked for and cannot run here.
+    """
+    reason = kernel_parts.unavailable(qkvz, conv, window, recurrent)
+    if qkvz.shape[1] > _MOST_TOKENS:
+        reason = reason or f"it takes at most {_MOST_TOKENS} tokens a row, not {qkvz.shape[1]}"
+    run = _pick_fused(
+        "gated_delta_verify",
+        implementation,
+        reason,
+        verify_kernel.gated_delta_verify,
+        reference.verify,
+    )
+    out, records = run(
+        qkvz,
+        ba,
+        conv,
+        dt_bias,
+        a_log,
+        norm,
+        layer,
+        window,
+        recurrent,
+        read_slots,
+        continues,
+        eps=eps,
+    )
+    return out, Records(*records)
+
+
+def gated_delta_commit(
+    state: Float[Array, "B nv dk dv"], records: Records, accepted: Int[Array, " B"]
+) -> Float[Array, "B nv dk dv"]:
+    """The state after the first `accepted` of the tokens that `gated_delta_verify` saw.
+
+    Args:
+      state: float32 state that the verification started from, zeros where a row did not continue.
+      records: of the verification.
+      accepted: tokens that count, 0..T a row.
+
+    Returns:
+      The float32 state; what `accepted` decode steps give, up to rounding.
+    """
+    return reference.commit(state, records, accepted)
+
+
+def _pick_fused(
+    op: str,
+    implementation: Implementation,
+    reason: str | None,
+    kernel: Callable[..., Any],
+    plain: Callable[..., Any],
+) -> Callable[..., Any]:
+    """The kernel where it can run (`reason` says why it cannot), unless the reference is asked for."""
+    if implementation == "pallas" and reason is not None:
+        pick(op, implementation, pallas_unavailable=reason)  # raises
+    if implementation == "pallas" or (implementation is None and reason is None):
+        return kernel
+    pick(op, implementation, pallas_unavailable="")
+    return plain

@@ -10,9 +10,14 @@ unit lower triangular system, between chunks only the state is carried.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.causal_conv.reference import causal_conv
+from pallas_kernels.norms.reference import gated_rms_norm
 
 _L2_EPS = 1e-6
 _EXACT = jax.lax.Precision.HIGHEST
@@ -180,3 +185,117 @@ def chunked(
     state, out = jax.lax.scan(one_chunk, state, (u, reads_state, reads_fresh, keep))
     out = jnp.moveaxis(jnp.moveaxis(out, 0, 1), 2, 3).reshape(B, n * C, nv, dv)
     return out[:, :T], state
+
+
+class Records(NamedTuple):
+    """What T tokens did to a state, small enough to keep until it is known how many of them count."""
+
+    k: Float[Array, "B T nk dk"]
+    """float32 unit keys."""
+    delta: Float[Array, "B T nv dv"]
+    """float32: what each token wrote along its key."""
+    decay: Float[Array, "B T nv"]
+    """float32 factor of the state before the write."""
+
+
+def verify(
+    qkvz: Float[Array, "B T qkvz"],
+    ba: Float[Array, "B T two_nv"],
+    conv: Float[Array, "G C K"],
+    dt_bias: Float[Array, "G nv"],
+    a_log: Float[Array, "G nv"],
+    norm: Float[Array, "G dv"],
+    layer: Int[Array, ""],
+    window: Any,
+    recurrent: Any,
+    read_slots: Int[Array, " B"],
+    continues: Bool[Array, " B"] | Int[Array, " B"],
+    *,
+    eps: float,
+) -> tuple[Float[Array, "B T val"], Records]:
+    """See `api.gated_delta_verify`."""
+    B, T, C = *qkvz.shape[:2], conv.shape[1]
+    nv, dk, dv = recurrent.shape[2:]
+    nk = (C - nv * dv) // (2 * dk)
+    kept = continues.astype(bool)
+    old_window = jnp.where(kept[:, None, None], window[...][read_slots, layer], 0)
+    state = jnp.where(kept[:, None, None, None], recurrent[...][read_slots, layer], 0)
+    y, _ = causal_conv(qkvz[..., :C], conv[layer], old_window, jnp.full((B,), T, jnp.int32))
+    q, k, v = jnp.split(y, [nk * dk, 2 * nk * dk], axis=-1)
+    q, k, v = q.reshape(B, T, nk, dk), k.reshape(B, T, nk, dk), v.reshape(B, T, nv, dv)
+    b, a = jnp.split(ba, 2, axis=-1)
+    beta = jax.nn.sigmoid(b).astype(jnp.float32)
+    step_size = jax.nn.softplus(a.astype(jnp.float32) + dt_bias[layer][None, None])
+    g = -jnp.exp(a_log[layer])[None, None] * step_size
+    unit = _l2_normalised(k)
+
+    def token(state: Array, x: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+        q, k, v, g, beta, unit = x
+        decayed = state * jnp.exp(g)[:, :, None, None]
+        wide = jnp.repeat(unit, nv // nk, axis=1)
+        recalled = jnp.sum(wide[:, :, :, None] * decayed, axis=2)
+        delta = beta[:, :, None] * (v.astype(jnp.float32) - recalled)
+        o, state = step(q, k, v, g, beta, state)
+        return state, (o, delta)
+
+    by_token = [jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, beta, unit)]
+    _, (o, delta) = jax.lax.scan(token, state, tuple(by_token))
+    o, delta = jnp.moveaxis(o, 0, 1), jnp.moveaxis(delta, 0, 1)
+    out = gated_rms_norm(o, qkvz[..., C:].reshape(B, T, nv, dv), norm[layer], eps)
+    return out.reshape(B, T, nv * dv), Records(unit, delta, jnp.exp(g))
+
+
+def commit(
+    state: Float[Array, "B nv dk dv"], records: Records, accepted: Int[Array, " B"]
+) -> Float[Array, "B nv dk dv"]:
+    """See `api.gated_delta_commit`."""
+    T = records.k.shape[1]
+    r = state.shape[1] // records.k.shape[2]
+    # Token by token as the step does it; XLA makes one pass over the state of it.
+    for t in range(T):
+        taken = (t < accepted)[:, None]
+        k = jnp.repeat(records.k[:, t], r, axis=1)
+        decay = jnp.where(taken, records.decay[:, t], 1.0)
+        delta = jnp.where(taken[:, :, None], records.delta[:, t], 0.0)
+        state = state * decay[:, :, None, None] + k[:, :, :, None] * delta[:, :, None, :]
+    return state
+
+
+def decode(
+    qkvz: Float[Array, "B qkvz"],
+    ba: Float[Array, "B two_nv"],
+    conv: Float[Array, "G C K"],
+    dt_bias: Float[Array, "G nv"],
+    a_log: Float[Array, "G nv"],
+    norm: Float[Array, "G dv"],
+    layer: Int[Array, ""],
+    window: Any,
+    recurrent: Any,
+    read_slots: Int[Array, " B"],
+    write_slots: Int[Array, " B"],
+    continues: Bool[Array, " B"] | Int[Array, " B"],
+    *,
+    eps: float,
+) -> Float[Array, "B val"]:
+    """See `api.gated_delta_decode`."""
+    B, C = qkvz.shape[0], conv.shape[1]
+    slots, _, nv, dk, dv = recurrent.shape
+    nk = (C - nv * dv) // (2 * dk)
+    windows, states = window[...], recurrent[...]
+    kept = continues.astype(bool)
+    old_window = jnp.where(kept[:, None, None], windows[read_slots, layer], 0)
+    old_state = jnp.where(kept[:, None, None, None], states[read_slots, layer], 0)
+    ones = jnp.ones((B,), jnp.int32)
+    y, new_window = causal_conv(qkvz[:, None, :C], conv[layer], old_window, ones)
+    q, k, v = jnp.split(y[:, 0], [nk * dk, 2 * nk * dk], axis=-1)
+    b, a = jnp.split(ba, 2, axis=-1)
+    beta = jax.nn.sigmoid(b).astype(jnp.float32)
+    g = -jnp.exp(a_log[layer])[None] * jax.nn.softplus(a.astype(jnp.float32) + dt_bias[layer][None])
+    heads = (q.reshape(B, nk, dk), k.reshape(B, nk, dk), v.reshape(B, nv, dv))
+    o, new_state = step(*heads, g, beta, old_state)
+    out = gated_rms_norm(o, qkvz[:, C:].reshape(B, nv, dv), norm[layer], eps)
+    # A row that does not run writes past the pool, which drops it.
+    target = jnp.where(write_slots == 0, slots, write_slots)
+    window[...] = windows.at[target, layer].set(new_window, mode="drop")
+    recurrent[...] = states.at[target, layer].set(new_state, mode="drop")
+    return jnp.where(write_slots[:, None] == 0, 0, out.reshape(B, nv * dv))

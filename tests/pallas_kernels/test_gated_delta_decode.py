@@ -1,0 +1,158 @@
+"""The fused decode step: against float64, in the interpreter, and lowered for the GPU."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gated_delta_oracle import decode_oracle
+
+from pallas_kernels.gated_delta import decode_kernel, gated_delta_decode, kernel_parts
+from pallas_kernels.gated_delta.decode_kernel import Tuning
+from pallas_kernels.gated_delta.decode_shapes import SHAPES, DecodeShape, random_arguments
+
+HERE = pathlib.Path(__file__).parent
+EPS = 1e-6
+
+
+def run(values, **options):
+    """One step on fresh Refs: output and both pools afterwards."""
+    values = dict(values)
+    window, recurrent = (jax.new_ref(values.pop(name)) for name in ("window", "recurrent"))
+    out = gated_delta_decode(**values, window=window, recurrent=recurrent, eps=EPS, **options)
+    return out, jax.freeze(window), jax.freeze(recurrent)
+
+
+def some_rows(shape):
+    """A continued row, one that forks, one that does not run, a fresh one."""
+    values = random_arguments(shape, jax.random.key(0))
+    return values | {
+        "layer": jnp.int32(1),
+        "read_slots": jnp.array([3, 2, 0, 5], jnp.int32),
+        "write_slots": jnp.array([3, 4, 0, 6], jnp.int32),
+        "continues": jnp.array([True, True, False, False]),
+    }
+
+
+SMALL = DecodeShape(B=4, nk=2, nv=4, S=8, G=2, d=16)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)])
+def test_reference_equals_the_oracle(dtype, most):
+    values = {
+        name: x.astype(dtype) if x.dtype == jnp.bfloat16 else x
+        for name, x in some_rows(SMALL).items()
+    }
+    out, window, recurrent = jax.jit(run)(values)
+    want = decode_oracle(values, eps=EPS, rounded=dtype == jnp.bfloat16)
+    for got, expected in zip((out, window, recurrent), want, strict=True):
+        got = np.asarray(got.astype(jnp.float32), np.float64)
+        assert np.linalg.norm(got - expected) <= most * np.linalg.norm(expected)
+    assert not np.asarray(out)[2].any()
+
+
+def test_reference_touches_the_written_slots_of_its_layer_only():
+    values = some_rows(SMALL)
+    _, window, recurrent = jax.jit(run)(values)
+    for new, old in ((window, values["window"]), (recurrent, values["recurrent"])):
+        new, old = np.array(new.astype(jnp.float32)), np.array(old.astype(jnp.float32))
+        changed = {tuple(i) for i in np.argwhere((new != old).reshape(8, 2, -1).any(-1))}
+        assert changed == {(3, 1), (4, 1), (6, 1)}
+
+
+def test_the_reference_runs_inside_a_scan_over_layers():
+    values = some_rows(SMALL)
+    values |= {n: x.astype(jnp.float32) for n, x in values.items() if x.dtype == jnp.bfloat16}
+
+    def layers(values):
+        values = dict(values)
+        window, recurrent = (jax.new_ref(values.pop(n)) for n in ("window", "recurrent"))
+
+        def body(x, layer):
+            here = values | {"layer": layer}
+            out = gated_delta_decode(**here, window=window, recurrent=recurrent, eps=EPS)
+            return x + out.sum(), None
+
+        total, _ = jax.lax.scan(body, jnp.float32(0), jnp.arange(2))
+        return total, jax.freeze(recurrent)
+
+    _, recurrent = jax.jit(layers)(values)
+    one = jax.jit(run)(values | {"layer": jnp.int32(0)})[2]
+    assert np.allclose(recurrent[:, 0], one[:, 0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_kernel_lowers_for_the_gpu(name):
+    shape = SHAPES[name].arguments()
+    assert (
+        kernel_parts.unsupported(*(shape[n] for n in ("qkvz", "conv", "window", "recurrent")))
+        is None
+    )
+
+    def f(values):
+        values = dict(values)
+        window, recurrent = (jax.new_ref(values.pop(n)) for n in ("window", "recurrent"))
+        out = decode_kernel.gated_delta_decode(
+            **values, window=window, recurrent=recurrent, eps=EPS
+        )
+        return out, jax.freeze(window), jax.freeze(recurrent)
+
+    text = jax.jit(f).trace(shape).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("output_operand_alias<") == 2, "the pools are not updated in place"
+
+
+def test_a_kernel_that_cannot_run_says_why():
+    with pytest.raises(NotImplementedError, match="16 and 16"):
+        run(some_rows(SMALL), implementation="pallas")
+
+
+def test_the_kernel_in_the_interpreter():
+    """Mosaic's interpreter keeps global state and threads: it gets a process of its own."""
+    subprocess.run(
+        [sys.executable, __file__],
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
+    )
+
+
+def interpret():
+    """The interpreter has no clusters: the parts of a key head stand alone, and nobody writes the windows of q, k."""
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    shape = DecodeShape(B=4, nk=1, nv=2, S=8, G=2)
+    values = some_rows(shape)
+    assert not values["continues"][2]
+
+    def f(values):
+        values = dict(values)
+        window, recurrent = (
+            jax.new_ref(values.pop(n), memory_space=decode_kernel.plgpu.GMEM)
+            for n in ("window", "recurrent")
+        )
+        out = decode_kernel.gated_delta_decode(
+            **values,
+            window=window,
+            recurrent=recurrent,
+            eps=EPS,
+            tuning=Tuning(tma=True, in_cluster=False),
+            interpret=InterpretGPUParams(),
+        )
+        return out, jax.freeze(window), jax.freeze(recurrent)
+
+    out, window, recurrent = jax.jit(f)(values)
+    want = decode_oracle(values, eps=EPS, rounded=True)
+    keys = 2 * shape.nk * shape.d
+    results = [(out, want[0], 1e-2), (recurrent, want[2], 1e-5)]
+    results.append((window[..., keys:], want[1][..., keys:], 0))
+    for got, expected, most in results:
+        got = np.asarray(got.astype(jnp.float32), np.float64)
+        assert np.linalg.norm(got - expected) <= most * np.linalg.norm(expected)
+    assert not np.asarray(out)[2].any()
+
+
+if __name__ == "__main__":
+    interpret()
