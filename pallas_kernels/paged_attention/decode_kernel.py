@@ -66,8 +66,8 @@ def paged_attention_partials(
     group: int,
     stages: int = 6,
     interpret: Any = None,
-) -> tuple[Float[Array, "BK C D R"], Float[Array, "BK C R"]]:
-    """Normalised output (transposed) and base-2 log of the weights' sum of each chunk. Unused chunks stay unwritten."""
+) -> tuple[Float[Array, "BK C R D"], Float[Array, "BK C R"]]:
+    """Normalised output and base-2 log of the weights' sum of each chunk. Unused chunks stay unwritten."""
     B, L = block_tables.shape
     BK, R, D = q.shape
     K = BK // B
@@ -234,8 +234,13 @@ def paged_attention_partials(
                 tick, acc, peak, total = jax.lax.fori_loop(0, n, one_page, carry)
                 total = jnp.sum(total, axis=0)
                 safe = jnp.where(total > 0, total, 1.0)
-                out_ref[bk, chunk] = acc / jax.lax.broadcast_in_dim(safe, (D, R), [1])
                 lse_ref[bk, chunk] = jnp.where(total > 0, peak + jnp.log2(safe), _LOWEST)
+                out = (acc / jax.lax.broadcast_in_dim(safe, (D, R), [1])).astype(dtype)
+                # The queries are done with: their place serves to turn the result around.
+                q_smem.transpose((1, 0))[...] = plgpu.layout_cast(out, P_LAYOUT)
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(q_smem, out_ref.at[bk, chunk])
+                plgpu.wait_smem_to_gmem(0)
                 return tick
 
             jax.lax.fori_loop(0, mine, one_item, jnp.int32(0))
@@ -243,7 +248,7 @@ def paged_attention_partials(
     call = plgpu.kernel(
         body,
         out_type=(
-            jax.ShapeDtypeStruct((BK, C, D, R), jnp.float32),
+            jax.ShapeDtypeStruct((BK, C, R, D), dtype),
             jax.ShapeDtypeStruct((BK, C, R), jnp.float32),
         ),
         scratch_types=(
@@ -268,6 +273,71 @@ def paged_attention_partials(
     )
 
 
+def merge_chunks(
+    partials: Float[Array, "BK C R D"],
+    lse: Float[Array, "BK C R"],
+    starts: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+    *,
+    tokens: int,
+    group: int,
+    table: int,
+    interpret: Any = None,
+) -> Float[Array, "B T N D"]:
+    """Weighted sum of each row's chunks in their order; zeros for a row without any."""
+    B, T, G = starts.shape[0], tokens, group
+    BK, C, _, D = partials.shape
+    K = BK // B
+    N = K * G
+    together = min(C, 16)
+
+    def body(part_ref: Any, lse_ref: Any, starts_ref: Any, lengths_ref: Any, out_ref: Any) -> None:
+        row = jax.lax.axis_index("row")
+        b, rest = row // (T * N), jax.lax.rem(row, T * N)
+        t, head = rest // N, jax.lax.rem(rest, N)
+        bk = b * K + head // G
+        r = t * G + jax.lax.rem(head, G)
+        n = lengths_ref[b]
+        pages = (jnp.where(n > 0, starts_ref[b] + n, 0) + (PAGE - 1)) // PAGE
+        size = chunk_pages(pages, rows=B, kv_heads=K, table=table)
+        count = (pages + size - 1) // size
+
+        def step(i: Any, carry: Any) -> Any:
+            peak, total, acc = carry
+            first = i * together
+            logs, values = [], []
+            for c in range(together):
+                chunk = jnp.minimum(first + c, count - 1)
+                there = first + c < count
+                logs.append(jnp.where(there, lse_ref[bk, chunk, r], 2 * _LOWEST))
+                values.append(part_ref[bk, chunk, r])
+            new_peak = peak
+            for log in logs:
+                new_peak = jnp.maximum(new_peak, log)
+            shrink = jnp.exp2(peak - new_peak)
+            total, acc = total * shrink, acc * shrink
+            for log, value in zip(logs, values, strict=True):
+                w = jnp.exp2(log - new_peak)
+                total = total + w
+                acc = acc + w * value.astype(jnp.float32)
+            return new_peak, total, acc
+
+        start = (jnp.float32(_LOWEST), jnp.float32(0), jnp.zeros((D,), jnp.float32))
+        steps = (count + (together - 1)) // together
+        _, total, acc = jax.lax.fori_loop(0, steps, step, start)
+        out_ref[row] = (acc * (1 / jnp.where(total > 0, total, 1.0))).astype(out_ref.dtype)
+
+    out = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((B * T * N, D), partials.dtype),
+        grid=(B * T * N,),
+        grid_names=("row",),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=_WARPGROUP),
+        interpret=interpret,
+    )(partials, lse, starts, lengths)
+    return out.reshape(B, T, N, D)
+
+
 def paged_attention(
     q: Float[Array, "B T N D"],
     k_pages: Any,
@@ -290,17 +360,7 @@ def paged_attention(
         grouped, k_pages, v_pages, layer, block_tables, starts, lengths,
         scale=scale, group=G, interpret=interpret,
     )  # fmt: skip
-    C = lse.shape[1]
-    n = jnp.where(lengths > 0, starts + lengths, 0)
-    n = -(-n // PAGE)
-    c = chunk_pages(n, rows=B, kv_heads=K, table=block_tables.shape[1])
-    count = jnp.repeat((n + c - 1) // c, K)
-    there = jnp.arange(C)[None, :] < count[:, None]
-    lse = jnp.where(there[..., None], lse, _LOWEST)
-    peak = jnp.max(lse, axis=1, keepdims=True)
-    w = jnp.where(lse > _LOWEST / 2, jnp.exp2(lse - peak), 0)
-    w = w / jnp.maximum(jnp.sum(w, axis=1, keepdims=True), 1e-30)
-    out = jnp.where(there[..., None, None], out, 0)
-    out = jnp.sum(out * w[:, :, None, :], axis=1)[..., : T * G]
-    out = out.reshape(B, K, D, T, G)
-    return jnp.transpose(out, (0, 3, 1, 4, 2)).reshape(B, T, N, D).astype(q.dtype)
+    return merge_chunks(
+        out, lse, starts, lengths,
+        tokens=T, group=G, table=block_tables.shape[1], interpret=interpret,
+    )  # fmt: skip
