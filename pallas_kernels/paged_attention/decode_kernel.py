@@ -14,7 +14,9 @@ result does not depend on its neighbours, nor on which block computes what.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,10 +29,13 @@ BLOCKS = 132
 """Thread blocks of the main kernel: one per multiprocessor of an H100 or H200."""
 PAGE = 64
 HEAD_DIM = 256
+ROTARY = 64
 _LOG2E = math.log2(math.e)
 _LOWEST = -1e30
-P_LAYOUT = plgpu.Layout.WGMMA_TRANSPOSED
-_WARPGROUP = plgpu.LoweringSemantics.Warpgroup
+_TILE = plgpu.Layout.WGMMA
+_TURNED = plgpu.Layout.WGMMA_TRANSPOSED
+_COLUMN = plgpu.Layout.WGMMA.reduce(0)
+_ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
 def chunk_pages(pages: Any, *, rows: int, kv_heads: int, table: int) -> Any:
@@ -53,87 +58,122 @@ def most_chunks(*, rows: int, kv_heads: int, table: int) -> int:
     return max(-(-n // chunk_pages(n, **sizes)) for n in range(1, table + 1))
 
 
-def paged_attention_partials(
-    q: Float[Array, "BK R D"],
-    k_pages: Any,
-    v_pages: Any,
-    layer: Int[Array, ""],
-    block_tables: Int[Array, "B L"],
-    starts: Int[Array, " B"],
-    lengths: Int[Array, " B"],
-    *,
-    scale: float,
-    group: int,
-    stages: int = 6,
-    interpret: Any = None,
-) -> tuple[Float[Array, "BK C R D"], Float[Array, "BK C R"]]:
-    """Normalised output and base-2 log of the weights' sum of each chunk. Unused chunks stay unwritten."""
-    B, L = block_tables.shape
-    BK, R, D = q.shape
-    K = BK // B
-    P = PAGE
-    C = most_chunks(rows=B, kv_heads=K, table=L)
-    dtype = q.dtype
-    factor = scale * _LOG2E
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """The list of chunks of all rows, as scalars inside the kernel."""
 
-    def plan(tables_ref: Any, starts_ref: Any, lengths_ref: Any) -> Any:
-        """Per row: used tokens, pages a chunk, chunks, and the first item after the row's own."""
-        del tables_ref
-        used, size, count, ends = [], [], [], []
+    tokens: Sequence[Any]
+    size: Sequence[Any]
+    count: Sequence[Any]
+    ends: Sequence[Any]
+
+    @staticmethod
+    def of(starts_ref: Any, lengths_ref: Any, *, kv_heads: int, table: int) -> _Work:
+        tokens, sizes, counts, ends = [], [], [], []
         end = jnp.int32(0)
-        for b in range(B):
+        rows = lengths_ref.shape[0]
+        for b in range(rows):
             n = lengths_ref[b]
-            tokens = jnp.where(n > 0, starts_ref[b] + n, 0)
-            pages = (tokens + (P - 1)) // P
-            c = chunk_pages(pages, rows=B, kv_heads=K, table=L)
-            s = (pages + c - 1) // c
-            end = end + s * K
-            used.append(tokens)
-            size.append(c)
-            count.append(s)
+            used = jnp.where(n > 0, starts_ref[b] + n, 0)
+            pages = (used + (PAGE - 1)) // PAGE
+            size = chunk_pages(pages, rows=rows, kv_heads=kv_heads, table=table)
+            count = (pages + size - 1) // size
+            end = end + count * kv_heads
+            tokens.append(used)
+            sizes.append(size)
+            counts.append(count)
             ends.append(end)
-        return used, size, count, ends
+        return _Work(tokens, sizes, counts, ends)
 
-    def item(i: Any, rows: Any) -> Any:
-        """Row, KV head, chunk, first page, pages and used tokens of work item `i`."""
-        used, size, count, ends = rows
+    def item(self, i: Any) -> tuple[Any, ...]:
+        """Row, KV head, chunk, first page, pages, used tokens of the row, and whether the chunk is its last."""
         b, first = jnp.int32(0), jnp.int32(0)
-        tokens, c, s = used[0], size[0], count[0]
-        for r in range(1, B):
-            later = i >= ends[r - 1]
+        tokens, size, count = self.tokens[0], self.size[0], self.count[0]
+        for r in range(1, len(self.ends)):
+            later = i >= self.ends[r - 1]
             b = jnp.where(later, r, b)
-            first = jnp.where(later, ends[r - 1], first)
-            tokens = jnp.where(later, used[r], tokens)
-            c = jnp.where(later, size[r], c)
-            s = jnp.where(later, count[r], s)
+            first = jnp.where(later, self.ends[r - 1], first)
+            tokens = jnp.where(later, self.tokens[r], tokens)
+            size = jnp.where(later, self.size[r], size)
+            count = jnp.where(later, self.count[r], count)
         local = i - first
-        head = local // s
-        chunk = local - head * s
-        page = chunk * c
-        n = jnp.minimum(c, (tokens + (P - 1)) // P - page)
-        return b, head, chunk, page, n, tokens
+        head = local // count
+        chunk = local - head * count
+        page = chunk * size
+        n = jnp.minimum(size, (tokens + (PAGE - 1)) // PAGE - page)
+        return b, head, chunk, page, n, tokens, chunk == count - 1
 
-    def body(
-        q_ref: Any, k_ref: Any, v_ref: Any, layer_ref: Any, tables_ref: Any, starts_ref: Any,
-        lengths_ref: Any, out_ref: Any, lse_ref: Any,
-        q_smem: Any, kv_smem: Any, p_smem: Any, q_full: Any, full: Any, empty: Any,
-    ) -> None:  # fmt: skip
+
+def _down(column: Any, rows: int) -> Any:
+    """[R] -> [rows, R]."""
+    return jax.lax.broadcast_in_dim(column, (rows, column.shape[0]), [1])
+
+
+def _across(row: Any, columns: int) -> Any:
+    """[n] -> [n, columns]."""
+    return jax.lax.broadcast_in_dim(row, (row.shape[0], columns), [0])
+
+
+def _iota(shape: tuple[int, int], axis: int) -> Any:
+    return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=_TILE)
+
+
+def _chunks_kernel(
+    operands: Sequence[Any],
+    *,
+    kv_heads: int,
+    queries: int,
+    tokens: int,
+    group: int,
+    table: int,
+    rows: int,
+    dtype: Any,
+    scale: float,
+    eps: float | None,
+    stages: int,
+    pdl: bool,
+    interpret: Any,
+) -> tuple[Float[Array, "BK C R D"], Float[Array, "BK C R"]]:
+    """Normalised output and base-2 log of the weights' sum of each chunk. Unused chunks stay unwritten.
+
+    With `eps`, the operands are a raw projection and what turns it into queries, keys and values; the new key and
+    value enter the last chunk directly and are written to their page. Otherwise the queries are ready.
+    """
+    fused = eps is not None
+    causal = tokens > 1
+    B, K, R, D, P = rows, kv_heads, queries, HEAD_DIM, PAGE
+    C = most_chunks(rows=B, kv_heads=K, table=table)
+    factor = scale * _LOG2E
+    parts = range(0, D, ROTARY)
+
+    def body(*refs: Any) -> None:
+        if fused:
+            (
+                qkv_ref, q_norm_ref, k_norm_ref, cos_ref, sin_ref, k_ref, v_ref,
+                layer_ref, tables_ref, starts_ref, lengths_ref, out_ref, lse_ref,
+                q_smem, kv_smem, p_smem, q_full, full, empty, angles_smem, swap_smem,
+            ) = refs  # fmt: skip
+        else:
+            (
+                q_ref, k_ref, v_ref,
+                layer_ref, tables_ref, starts_ref, lengths_ref, out_ref, lse_ref,
+                q_smem, kv_smem, p_smem, q_full, full, empty,
+            ) = refs  # fmt: skip
         block = jax.lax.axis_index("block")
         thread = jax.lax.axis_index("wg")
-        rows = plan(tables_ref, starts_ref, lengths_ref)
-        total = rows[3][-1]
-        mine = jnp.maximum((total - block + (BLOCKS - 1)) // BLOCKS, 0)
+        work = _Work.of(starts_ref, lengths_ref, kv_heads=K, table=table)
+        mine = jnp.maximum((work.ends[-1] - block + (BLOCKS - 1)) // BLOCKS, 0)
+        layer = layer_ref[0]
 
         @pl.when(thread == 1)
         def _load() -> None:
             plgpu.set_max_registers(40, action="decrease")
-            layer_index = layer_ref[0]
 
             def one_item(j: Any, tick: Any) -> Any:
-                b, head, _, page, n, _ = item(block + j * BLOCKS, rows)
+                b, head, _, page, n, _, _ = work.item(block + j * BLOCKS)
 
                 def one_page(x: Any, tick: Any) -> Any:
-                    where = (layer_index, tables_ref[b, page + x], head)
+                    where = (layer, tables_ref[b, page + x], head)
                     for pages, step in ((k_ref, 0), (v_ref, 1)):
                         slot = jax.lax.rem(tick + step, stages)
 
@@ -154,16 +194,106 @@ def paged_attention_partials(
                 def _drain(slot: int = slot) -> None:
                     plgpu.barrier_wait(empty.at[slot])
 
+        def normalise(tiles: list[Any], weight_ref: Any) -> list[Any]:
+            """Zero-centred RMS norm of each column of [D, R], then rope; rounded where the layer rounds."""
+            squares = sum(x * x for x in tiles[1:]) + tiles[0] * tiles[0]
+            mean = jnp.sum(squares, axis=0) * (1 / D)
+            rate = jax.lax.rsqrt(mean + eps)
+            out = []
+            for c, x in zip(parts, tiles, strict=True):
+                w = plgpu.layout_cast(weight_ref[layer, pl.ds(c, ROTARY)], _ROW)
+                y = x * _down(rate, ROTARY) * _across(w.astype(jnp.float32) + 1.0, R)
+                out.append(rounded(y))
+            # Rows j and j + 32 change places: written twice, read from the middle.
+            half = ROTARY // 2
+            swap_smem[pl.ds(0, ROTARY)] = out[0]
+            swap_smem[pl.ds(ROTARY, ROTARY)] = out[0]
+            other = plgpu.layout_cast(swap_smem[pl.ds(half, ROTARY)], _TILE)
+            cos = plgpu.layout_cast(angles_smem[0], _ROW)
+            sin = plgpu.layout_cast(angles_smem[1], _ROW)
+            turned = rounded(other * rounded(_across(sin, R)))
+            turned = jnp.where(_iota((ROTARY, R), 0) < half, -turned, turned)
+            out[0] = rounded(rounded(out[0] * rounded(_across(cos, R))) + turned)
+            return out
+
+        def rounded(x: Any) -> Any:
+            return x.astype(dtype).astype(jnp.float32)
+
+        def prepare(b: Any, head: Any, used: Any, last: Any) -> tuple[Any, Any, Any]:
+            """Raw projection to queries in `q_smem`; and what the new token brings to the softmax of this chunk."""
+            plgpu.copy_gmem_to_smem(
+                qkv_ref.at[b, pl.ds(head * group, R), 0], q_smem, q_full
+            )
+            for row, ref in ((0, cos_ref), (1, sin_ref)):
+                for half in range(0, ROTARY, ROTARY // 2):
+                    plgpu.copy_gmem_to_smem(
+                        ref.at[b], angles_smem.at[row, pl.ds(half, ROTARY // 2)], q_full
+                    )
+            at_k = K * group * 2 + head
+            at_v = at_k + K
+            k = [
+                plgpu.layout_cast(
+                    qkv_ref[b, at_k // 2, jax.lax.rem(at_k, 2), pl.ds(c, ROTARY)], _ROW
+                )
+                for c in parts
+            ]
+            v = plgpu.layout_cast(qkv_ref[b, at_v // 2, jax.lax.rem(at_v, 2)], _ROW)
+            plgpu.barrier_wait(q_full)
+            k = normalise([_across(x.astype(jnp.float32), R) for x in k], k_norm_ref)
+            q = [
+                plgpu.layout_cast(
+                    plgpu.layout_cast(
+                        q_smem.at[:, pl.ds(c, ROTARY)].transpose((1, 0))[...], _TURNED
+                    ),
+                    _TILE,
+                ).astype(jnp.float32)
+                for c in parts
+            ]
+            q = normalise(q, q_norm_ref)
+            for c, x in zip(parts, q, strict=True):
+                q_smem.at[:, pl.ds(c, ROTARY)].transpose((1, 0))[...] = plgpu.layout_cast(
+                    x.astype(dtype), _TURNED
+                )
+            plgpu.commit_smem()
+            products = sum(x * y for x, y in zip(q[1:], k[1:], strict=True)) + q[0] * k[0]
+            score = jnp.sum(products, axis=0) * factor
+
+            @pl.when(last)
+            def _append() -> None:
+                at = used - 1
+                where = (layer, tables_ref[b, at // PAGE], head, jax.lax.rem(at, PAGE))
+                for c, x in zip(parts, k, strict=True):
+                    # All columns are equal.
+                    k_ref[(*where, pl.ds(c, ROTARY))] = jnp.max(x, axis=1).astype(dtype)
+                v_ref[where] = v
+
+            mine = last.astype(jnp.float32)
+            return (
+                _across(v.astype(jnp.float32), R) * mine,
+                score * mine + (1 - mine) * _LOWEST,
+                jnp.where(_iota((P, R), 0) == 0, 1.0, 0.0) * mine,
+            )
+
         @pl.when(thread == 0)
         def _compute() -> None:
             plgpu.set_max_registers(232, action="increase")
+            if pdl:
+                plgpu.griddepcontrol_wait()
 
             def one_item(j: Any, tick: Any) -> Any:
-                b, head, chunk, page, n, tokens = item(block + j * BLOCKS, rows)
-                start = starts_ref[b]
+                b, head, chunk, page, n, used, last = work.item(block + j * BLOCKS)
                 bk = b * K + head
-                plgpu.copy_gmem_to_smem(q_ref.at[bk], q_smem, q_full)
-                plgpu.barrier_wait(q_full)
+                if fused:
+                    acc, peak, total = prepare(b, head, used, last)
+                    readable = used - 1
+                else:
+                    plgpu.copy_gmem_to_smem(q_ref.at[bk], q_smem, q_full)
+                    plgpu.barrier_wait(q_full)
+                    acc = jnp.zeros((D, R), jnp.float32)
+                    peak = jnp.full((R,), _LOWEST, jnp.float32)
+                    total = jnp.zeros((P, R), jnp.float32)
+                    readable = used
+                start = starts_ref[b]
 
                 def one_page(x: Any, carry: Any) -> Any:
                     tick, acc, peak, total = carry
@@ -172,42 +302,35 @@ def paged_attention_partials(
 
                     def scores(acc_ref: Any) -> Any:
                         plgpu.wgmma(acc_ref, kv_smem.at[k_slot], q_smem.transpose((1, 0)))
-                        return plgpu.layout_cast(acc_ref[...], plgpu.Layout.WGMMA)
+                        return plgpu.layout_cast(acc_ref[...], _TILE)
 
                     plgpu.barrier_wait(full.at[k_slot])
                     s = pl.run_scoped(scores, plgpu.ACC((P, R), jnp.float32))
                     plgpu.barrier_arrive(empty.at[k_slot])
 
                     first = (page + x) * P
-                    key = plgpu.broadcasted_iota(
-                        jnp.int32, (P, R), 0, layout=plgpu.Layout.WGMMA
-                    )
-                    query = plgpu.broadcasted_iota(
-                        jnp.int32, (P, R), 1, layout=plgpu.Layout.WGMMA
-                    )
-                    seen = key <= query // group + (start - first)
-                    s = jnp.where(seen & (key < tokens - first), s * factor, -jnp.inf)
+                    seen = _iota((P, R), 0) < readable - first
+                    if causal:
+                        position = jax.lax.div(_iota((P, R), 1), group) + (start - first)
+                        seen = seen & (_iota((P, R), 0) <= position)
+                    s = jnp.where(seen, s * factor, -jnp.inf)
                     new_peak = jnp.maximum(peak, jnp.max(s, axis=0))
                     shrink = jnp.exp2(peak - new_peak)
-                    weight = jnp.exp2(s - jax.lax.broadcast_in_dim(new_peak, (P, R), [1]))
-                    total = total * jax.lax.broadcast_in_dim(shrink, (P, R), [1]) + weight
+                    weight = jnp.exp2(s - _down(new_peak, P))
+                    total = total * _down(shrink, P) + weight
                     p_smem.transpose((1, 0))[...] = plgpu.layout_cast(
-                        weight.astype(dtype), P_LAYOUT
+                        weight.astype(dtype), _TURNED
                     )
                     plgpu.barrier_wait(full.at[v_slot])
 
-                    @pl.when(tokens - first < P)
+                    @pl.when(readable - first < P)
                     def _clear() -> None:
                         # Weights of unused columns are zero, but zero times what stands there may be NaN.
                         for c in range(0, D, 64):
                             part = kv_smem.at[v_slot, :, pl.ds(c, 64)]
-                            token = plgpu.broadcasted_iota(
-                                jnp.int32, (P, 64), 0, layout=plgpu.Layout.WGMMA
-                            )
-                            value = plgpu.layout_cast(part[...], plgpu.Layout.WGMMA)
-                            part[...] = jnp.where(
-                                token < tokens - first, value, jnp.zeros_like(value)
-                            )
+                            value = plgpu.layout_cast(part[...], _TILE)
+                            there = _iota((P, 64), 0) < readable - first
+                            part[...] = jnp.where(there, value, jnp.zeros_like(value))
 
                     plgpu.commit_smem()
 
@@ -217,81 +340,94 @@ def paged_attention_partials(
                             kv_smem.at[v_slot].transpose((1, 0)),
                             p_smem.transpose((1, 0)),
                         )
-                        return plgpu.layout_cast(acc_ref[...], plgpu.Layout.WGMMA)
+                        return plgpu.layout_cast(acc_ref[...], _TILE)
 
-                    acc = acc * jax.lax.broadcast_in_dim(shrink, (D, R), [1])
+                    acc = acc * _down(shrink, D)
                     acc = acc + pl.run_scoped(values, plgpu.ACC((D, R), jnp.float32))
                     plgpu.barrier_arrive(empty.at[v_slot])
                     return tick + 2, acc, new_peak, total
 
-                column = plgpu.Layout.WGMMA.reduce(0)
                 carry = (
                     tick,
-                    plgpu.layout_cast(jnp.zeros((D, R), jnp.float32), plgpu.Layout.WGMMA),
-                    plgpu.layout_cast(jnp.full((R,), _LOWEST, jnp.float32), column),
-                    plgpu.layout_cast(jnp.zeros((P, R), jnp.float32), plgpu.Layout.WGMMA),
+                    plgpu.layout_cast(acc, _TILE),
+                    plgpu.layout_cast(peak, _COLUMN),
+                    plgpu.layout_cast(total, _TILE),
                 )
                 tick, acc, peak, total = jax.lax.fori_loop(0, n, one_page, carry)
                 total = jnp.sum(total, axis=0)
                 safe = jnp.where(total > 0, total, 1.0)
                 lse_ref[bk, chunk] = jnp.where(total > 0, peak + jnp.log2(safe), _LOWEST)
-                out = (acc / jax.lax.broadcast_in_dim(safe, (D, R), [1])).astype(dtype)
+                out = (acc / _down(safe, D)).astype(dtype)
                 # The queries are done with: their place serves to turn the result around.
-                q_smem.transpose((1, 0))[...] = plgpu.layout_cast(out, P_LAYOUT)
+                q_smem.transpose((1, 0))[...] = plgpu.layout_cast(out, _TURNED)
                 plgpu.commit_smem()
                 plgpu.copy_smem_to_gmem(q_smem, out_ref.at[bk, chunk])
                 plgpu.wait_smem_to_gmem(0)
                 return tick
 
             jax.lax.fori_loop(0, mine, one_item, jnp.int32(0))
+            if pdl:
+                plgpu.griddepcontrol_launch_dependents()
 
-    call = plgpu.kernel(
-        body,
+    angles = 2 * (ROTARY // (ROTARY // 2))
+    scratch = [
+        plgpu.SMEM((R, D), dtype),
+        plgpu.SMEM((stages, P, D), dtype),
+        plgpu.SMEM((R, P), dtype),
+        plgpu.Barrier(num_arrivals=1 + angles if fused else 1),
+        plgpu.Barrier(num_barriers=stages),
+        plgpu.Barrier(num_barriers=stages),
+    ]
+    if fused:
+        scratch += [
+            plgpu.SMEM((2, ROTARY), jnp.float32),
+            plgpu.SMEM((2 * ROTARY, R), jnp.float32),
+        ]
+    def with_scratch(*refs: Any) -> None:
+        pl.run_scoped(lambda *more: body(*refs, *more), *scratch, collective_axes="wg")
+
+    # Not `plgpu.kernel`: its vmap rule does not let Refs through.
+    return pl.kernel(
+        with_scratch,
         out_type=(
-            jax.ShapeDtypeStruct((BK, C, R, D), dtype),
-            jax.ShapeDtypeStruct((BK, C, R), jnp.float32),
+            jax.ShapeDtypeStruct((B * K, C, R, D), dtype),
+            jax.ShapeDtypeStruct((B * K, C, R), jnp.float32),
         ),
-        scratch_types=(
-            plgpu.SMEM((R, D), dtype),
-            plgpu.SMEM((stages, P, D), dtype),
-            plgpu.SMEM((R, P), dtype),
-            plgpu.Barrier(),
-            plgpu.Barrier(num_barriers=stages),
-            plgpu.Barrier(num_barriers=stages),
+        mesh=plgpu.Mesh(
+            grid=(BLOCKS,), grid_names=("block",), num_threads=2, thread_name="wg"
         ),
-        grid=(BLOCKS,),
-        grid_names=("block",),
-        num_threads=2,
-        thread_name="wg",
         compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=_WARPGROUP
+            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
         ),
         interpret=interpret,
-    )
-    return call(
-        q, k_pages, v_pages, layer.reshape(1), block_tables, starts, lengths
-    )
+        name="paged_attention_decode",
+    )(*operands)
 
 
-def merge_chunks(
+def _merge_kernel(
     partials: Float[Array, "BK C R D"],
     lse: Float[Array, "BK C R"],
     starts: Int[Array, " B"],
     lengths: Int[Array, " B"],
+    qkv: Float[Array, "B heads two D"] | None,
     *,
     tokens: int,
     group: int,
     table: int,
-    interpret: Any = None,
-) -> Float[Array, "B T N D"]:
-    """Weighted sum of each row's chunks in their order; zeros for a row without any."""
+    pdl: bool,
+    interpret: Any,
+) -> Float[Array, "B_T_N D"]:
+    """Weighted sum of each row's chunks in their order; zeros for a row without any. With `qkv`, gated by it."""
     B, T, G = starts.shape[0], tokens, group
     BK, C, _, D = partials.shape
     K = BK // B
     N = K * G
     together = min(C, 16)
 
-    def body(part_ref: Any, lse_ref: Any, starts_ref: Any, lengths_ref: Any, out_ref: Any) -> None:
+    def body(*refs: Any) -> None:
+        part_ref, lse_ref, starts_ref, lengths_ref, *gate_ref, out_ref = refs
+        if pdl:
+            plgpu.griddepcontrol_wait()
         row = jax.lax.axis_index("row")
         b, rest = row // (T * N), jax.lax.rem(row, T * N)
         t, head = rest // N, jax.lax.rem(rest, N)
@@ -325,17 +461,24 @@ def merge_chunks(
         start = (jnp.float32(_LOWEST), jnp.float32(0), jnp.zeros((D,), jnp.float32))
         steps = (count + (together - 1)) // together
         _, total, acc = jax.lax.fori_loop(0, steps, step, start)
-        out_ref[row] = (acc * (1 / jnp.where(total > 0, total, 1.0))).astype(out_ref.dtype)
+        out = (acc * (1 / jnp.where(total > 0, total, 1.0))).astype(out_ref.dtype)
+        if gate_ref:
+            gate = gate_ref[0][b, head, 1].astype(jnp.float32)
+            gate = (1 / (1 + jnp.exp2(gate * -_LOG2E))).astype(out_ref.dtype)
+            out = out * gate
+        out_ref[row] = out
 
-    out = plgpu.kernel(
+    operands = [partials, lse, starts, lengths, *([] if qkv is None else [qkv])]
+    return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((B * T * N, D), partials.dtype),
         grid=(B * T * N,),
         grid_names=("row",),
-        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=_WARPGROUP),
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+        ),
         interpret=interpret,
-    )(partials, lse, starts, lengths)
-    return out.reshape(B, T, N, D)
+    )(*operands)
 
 
 def paged_attention(
@@ -348,19 +491,63 @@ def paged_attention(
     lengths: Int[Array, " B"],
     *,
     scale: float,
+    stages: int = 6,
+    pdl: bool = False,
     interpret: Any = None,
 ) -> Float[Array, "B T N D"]:
+    """See `api.paged_attention`."""
     B, T, N, D = q.shape
-    K = k_pages.shape[2]
+    L, K = block_tables.shape[1], k_pages.shape[2]
     G = N // K
     R = -(-G * T // 8) * 8
     grouped = jnp.moveaxis(q.reshape(B, T, K, G, D), 1, 2).reshape(B * K, T * G, D)
     grouped = jnp.pad(grouped, [(0, 0), (0, R - T * G), (0, 0)])
-    out, lse = paged_attention_partials(
-        grouped, k_pages, v_pages, layer, block_tables, starts, lengths,
-        scale=scale, group=G, interpret=interpret,
+    partials, lse = _chunks_kernel(
+        (grouped, k_pages, v_pages, layer.reshape(1), block_tables, starts, lengths),
+        kv_heads=K, queries=R, tokens=T, group=G, table=L, rows=B, dtype=q.dtype, scale=scale,
+        eps=None, stages=stages, pdl=pdl, interpret=interpret,
     )  # fmt: skip
-    return merge_chunks(
-        out, lse, starts, lengths,
-        tokens=T, group=G, table=block_tables.shape[1], interpret=interpret,
+    return _merge_kernel(
+        partials, lse, starts, lengths, None,
+        tokens=T, group=G, table=L, pdl=pdl, interpret=interpret,
+    ).reshape(B, T, N, D)  # fmt: skip
+
+
+def attention_decode(
+    qkv: Float[Array, "B M"],
+    q_norm: Float[Array, "A D"],
+    k_norm: Float[Array, "A D"],
+    cos: Float[Array, "B half"],
+    sin: Float[Array, "B half"],
+    k_pages: Any,
+    v_pages: Any,
+    layer: Int[Array, ""],
+    block_tables: Int[Array, "B L"],
+    starts: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+    *,
+    scale: float,
+    eps: float,
+    stages: int = 6,
+    pdl: bool = False,
+    interpret: Any = None,
+) -> Float[Array, "B N_D"]:
+    """See `api.attention_decode`; the pools are Refs and change in place."""
+    B, M = qkv.shape
+    L, K, D = block_tables.shape[1], k_pages.shape[2], k_pages.shape[4]
+    N = (M // D - 2 * K) // 2
+    G = N // K
+    R = -(-G // 8) * 8
+    heads = qkv.reshape(B, N + K, 2, D)
+    partials, lse = _chunks_kernel(
+        (
+            heads, q_norm, k_norm, cos, sin, k_pages, v_pages,
+            layer.reshape(1), block_tables, starts, lengths,
+        ),
+        kv_heads=K, queries=R, tokens=1, group=G, table=L, rows=B, dtype=qkv.dtype, scale=scale,
+        eps=eps, stages=stages, pdl=pdl, interpret=interpret,
     )  # fmt: skip
+    return _merge_kernel(
+        partials, lse, starts, lengths, heads,
+        tokens=1, group=G, table=L, pdl=pdl, interpret=interpret,
+    ).reshape(B, N * D)  # fmt: skip
