@@ -114,6 +114,11 @@ def _across(row: Any, columns: int) -> Any:
     return jax.lax.broadcast_in_dim(row, (row.shape[0], columns), [0])
 
 
+def _load_row(ref: Any, index: tuple[Any, ...]) -> Any:
+    """Channels of device memory, laid out like the tall side of a product."""
+    return plgpu.load(ref, index, layout=_ROW, optimized=False)
+
+
 def _iota(shape: tuple[int, int], axis: int) -> Any:
     return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=_TILE)
 
@@ -194,16 +199,12 @@ def _chunks_kernel(
                 def _drain(slot: int = slot) -> None:
                     plgpu.barrier_wait(empty.at[slot])
 
-        def normalise(tiles: list[Any], weight_ref: Any) -> list[Any]:
+        def normalise(x: Any, weight_ref: Any) -> list[Any]:
             """Zero-centred RMS norm of each column of [D, R], then rope; rounded where the layer rounds."""
-            squares = sum(x * x for x in tiles[1:]) + tiles[0] * tiles[0]
-            mean = jnp.sum(squares, axis=0) * (1 / D)
-            rate = jax.lax.rsqrt(mean + eps)
-            out = []
-            for c, x in zip(parts, tiles, strict=True):
-                w = plgpu.layout_cast(weight_ref[layer, pl.ds(c, ROTARY)], _ROW)
-                y = x * _down(rate, ROTARY) * _across(w.astype(jnp.float32) + 1.0, R)
-                out.append(rounded(y))
+            rate = jax.lax.rsqrt(jnp.sum(x * x, axis=0) * (1 / D) + eps)
+            w = _load_row(weight_ref, (layer,)).astype(jnp.float32)
+            y = rounded(x * _down(rate, D) * _across(w + 1.0, R))
+            out = [plgpu.layout_cast(y[c : c + ROTARY], _TILE) for c in parts]
             # Rows j and j + 32 change places: written twice, read from the middle.
             half = ROTARY // 2
             swap_smem[pl.ds(0, ROTARY)] = out[0]
@@ -221,9 +222,6 @@ def _chunks_kernel(
 
         def prepare(b: Any, head: Any, used: Any, last: Any) -> tuple[Any, Any, Any]:
             """Raw projection to queries in `q_smem`; and what the new token brings to the softmax of this chunk."""
-            plgpu.copy_gmem_to_smem(
-                qkv_ref.at[b, pl.ds(head * group, R), 0], q_smem, q_full
-            )
             for row, ref in ((0, cos_ref), (1, sin_ref)):
                 for half in range(0, ROTARY, ROTARY // 2):
                     plgpu.copy_gmem_to_smem(
@@ -231,24 +229,14 @@ def _chunks_kernel(
                     )
             at_k = K * group * 2 + head
             at_v = at_k + K
-            k = [
-                plgpu.layout_cast(
-                    qkv_ref[b, at_k // 2, jax.lax.rem(at_k, 2), pl.ds(c, ROTARY)], _ROW
-                )
-                for c in parts
-            ]
-            v = plgpu.layout_cast(qkv_ref[b, at_v // 2, jax.lax.rem(at_v, 2)], _ROW)
+            k = _load_row(qkv_ref, (b, at_k // 2, jax.lax.rem(at_k, 2)))
+            v = _load_row(qkv_ref, (b, at_v // 2, jax.lax.rem(at_v, 2)))
+            q = plgpu.layout_cast(jnp.zeros((D, R), jnp.float32), _TILE)
+            for r in range(group):
+                x = _load_row(qkv_ref, (b, head * group + r, 0))
+                q = jnp.where(_iota((D, R), 1) == r, _across(x.astype(jnp.float32), R), q)
             plgpu.barrier_wait(q_full)
-            k = normalise([_across(x.astype(jnp.float32), R) for x in k], k_norm_ref)
-            q = [
-                plgpu.layout_cast(
-                    plgpu.layout_cast(
-                        q_smem.at[:, pl.ds(c, ROTARY)].transpose((1, 0))[...], _TURNED
-                    ),
-                    _TILE,
-                ).astype(jnp.float32)
-                for c in parts
-            ]
+            k = normalise(_across(k.astype(jnp.float32), R), k_norm_ref)
             q = normalise(q, q_norm_ref)
             for c, x in zip(parts, q, strict=True):
                 q_smem.at[:, pl.ds(c, ROTARY)].transpose((1, 0))[...] = plgpu.layout_cast(
@@ -374,7 +362,7 @@ def _chunks_kernel(
         plgpu.SMEM((R, D), dtype),
         plgpu.SMEM((stages, P, D), dtype),
         plgpu.SMEM((R, P), dtype),
-        plgpu.Barrier(num_arrivals=1 + angles if fused else 1),
+        plgpu.Barrier(num_arrivals=angles if fused else 1),
         plgpu.Barrier(num_barriers=stages),
         plgpu.Barrier(num_barriers=stages),
     ]
