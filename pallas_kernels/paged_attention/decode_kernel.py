@@ -30,6 +30,7 @@ BLOCKS = 132
 PAGE = 64
 HEAD_DIM = 256
 ROTARY = 64
+MOST_QUERIES = 32
 _LOG2E = math.log2(math.e)
 _LOWEST = -1e30
 _TILE = plgpu.Layout.WGMMA
@@ -54,7 +55,7 @@ def chunk_pages(pages: Any, *, rows: int, kv_heads: int, table: int) -> Any:
 
 def most_chunks(*, rows: int, kv_heads: int, table: int) -> int:
     """Most chunks that a row can have."""
-    sizes = dict(rows=rows, kv_heads=kv_heads, table=table)
+    sizes = {"rows": rows, "kv_heads": kv_heads, "table": table}
     return max(-(-n // chunk_pages(n, **sizes)) for n in range(1, table + 1))
 
 
@@ -66,9 +67,10 @@ class _Work:
     size: Sequence[Any]
     count: Sequence[Any]
     ends: Sequence[Any]
+    blocks: int
 
     @staticmethod
-    def of(starts_ref: Any, lengths_ref: Any, *, kv_heads: int, table: int) -> _Work:
+    def of(starts_ref: Any, lengths_ref: Any, *, kv_heads: int, blocks: int, table: int) -> _Work:
         tokens, sizes, counts, ends = [], [], [], []
         end = jnp.int32(0)
         rows = lengths_ref.shape[0]
@@ -76,17 +78,17 @@ class _Work:
             n = lengths_ref[b]
             used = jnp.where(n > 0, starts_ref[b] + n, 0)
             pages = (used + (PAGE - 1)) // PAGE
-            size = chunk_pages(pages, rows=rows, kv_heads=kv_heads, table=table)
+            size = chunk_pages(pages, rows=rows, kv_heads=kv_heads * blocks, table=table)
             count = (pages + size - 1) // size
-            end = end + count * kv_heads
+            end = end + count * (kv_heads * blocks)
             tokens.append(used)
             sizes.append(size)
             counts.append(count)
             ends.append(end)
-        return _Work(tokens, sizes, counts, ends)
+        return _Work(tokens, sizes, counts, ends, blocks)
 
     def item(self, i: Any) -> tuple[Any, ...]:
-        """Row, KV head, chunk, first page, pages, used tokens of the row, and whether the chunk is its last."""
+        """Row, KV head, block of queries, chunk, first page, pages, tokens of the row, whether its last chunk."""
         b, first = jnp.int32(0), jnp.int32(0)
         tokens, size, count = self.tokens[0], self.size[0], self.count[0]
         for r in range(1, len(self.ends)):
@@ -96,12 +98,17 @@ class _Work:
             tokens = jnp.where(later, self.tokens[r], tokens)
             size = jnp.where(later, self.size[r], size)
             count = jnp.where(later, self.count[r], count)
-        local = i - first
+        # Blocks of queries that read the same pages come together, so that the second finds them in the cache.
+        local, block = _divmod(i - first, self.blocks)
         head = local // count
         chunk = local - head * count
         page = chunk * size
         n = jnp.minimum(size, (tokens + (PAGE - 1)) // PAGE - page)
-        return b, head, chunk, page, n, tokens, chunk == count - 1
+        return b, head, block, chunk, page, n, tokens, chunk == count - 1
+
+
+def _divmod(x: Any, by: int) -> tuple[Any, Any]:
+    return (x, jnp.int32(0)) if by == 1 else (x // by, jax.lax.rem(x, by))
 
 
 def _down(column: Any, rows: int) -> Any:
@@ -128,6 +135,7 @@ def _chunks_kernel(
     *,
     kv_heads: int,
     queries: int,
+    blocks: int,
     tokens: int,
     group: int,
     table: int,
@@ -138,16 +146,16 @@ def _chunks_kernel(
     stages: int,
     pdl: bool,
     interpret: Any,
-) -> tuple[Float[Array, "BK C R D"], Float[Array, "BK C R"]]:
+) -> tuple[Float[Array, "BKQ C R D"], Float[Array, "BKQ C R"]]:
     """Normalised output and base-2 log of the weights' sum of each chunk. Unused chunks stay unwritten.
 
     With `eps`, the operands are a raw projection and what turns it into queries, keys and values; the new key and
     value enter the last chunk directly and are written to their page. Otherwise the queries are ready.
     """
     fused = eps is not None
-    causal = tokens > 1
-    B, K, R, D, P = rows, kv_heads, queries, HEAD_DIM, PAGE
-    C = most_chunks(rows=B, kv_heads=K, table=table)
+    causal = blocks * tokens > 1
+    B, K, Q, R, D, P = rows, kv_heads, blocks, queries, HEAD_DIM, PAGE
+    C = most_chunks(rows=B, kv_heads=K * Q, table=table)
     factor = scale * _LOG2E
     parts = range(0, D, ROTARY)
 
@@ -166,7 +174,7 @@ def _chunks_kernel(
             ) = refs  # fmt: skip
         block = jax.lax.axis_index("block")
         thread = jax.lax.axis_index("wg")
-        work = _Work.of(starts_ref, lengths_ref, kv_heads=K, table=table)
+        work = _Work.of(starts_ref, lengths_ref, kv_heads=K, blocks=Q, table=table)
         mine = jnp.maximum((work.ends[-1] - block + (BLOCKS - 1)) // BLOCKS, 0)
         layer = layer_ref[0]
 
@@ -175,7 +183,7 @@ def _chunks_kernel(
             plgpu.set_max_registers(40, action="decrease")
 
             def one_item(j: Any, tick: Any) -> Any:
-                b, head, _, page, n, _, _ = work.item(block + j * BLOCKS)
+                b, head, _, _, page, n, _, _ = work.item(block + j * BLOCKS)
 
                 def one_page(x: Any, tick: Any) -> Any:
                     where = (layer, tables_ref[b, page + x], head)
@@ -269,8 +277,8 @@ def _chunks_kernel(
                 plgpu.griddepcontrol_wait()
 
             def one_item(j: Any, tick: Any) -> Any:
-                b, head, chunk, page, n, used, last = work.item(block + j * BLOCKS)
-                bk = b * K + head
+                b, head, part, chunk, page, n, used, last = work.item(block + j * BLOCKS)
+                bk = (b * K + head) * Q + part
                 if fused:
                     acc, peak, total = prepare(b, head, used, last)
                     readable = used - 1
@@ -281,7 +289,7 @@ def _chunks_kernel(
                     peak = jnp.full((R,), _LOWEST, jnp.float32)
                     total = jnp.zeros((P, R), jnp.float32)
                     readable = used
-                start = starts_ref[b]
+                start = starts_ref[b] + part * tokens
 
                 def one_page(x: Any, carry: Any) -> Any:
                     tick, acc, peak, total = carry
@@ -306,9 +314,7 @@ def _chunks_kernel(
                     shrink = jnp.exp2(peak - new_peak)
                     weight = jnp.exp2(s - _down(new_peak, P))
                     total = total * _down(shrink, P) + weight
-                    p_smem.transpose((1, 0))[...] = plgpu.layout_cast(
-                        weight.astype(dtype), _TURNED
-                    )
+                    p_smem.transpose((1, 0))[...] = plgpu.layout_cast(weight.astype(dtype), _TURNED)
                     plgpu.barrier_wait(full.at[v_slot])
 
                     @pl.when(readable - first < P)
@@ -371,6 +377,7 @@ def _chunks_kernel(
             plgpu.SMEM((2, ROTARY), jnp.float32),
             plgpu.SMEM((2 * ROTARY, R), jnp.float32),
         ]
+
     def with_scratch(*refs: Any) -> None:
         pl.run_scoped(lambda *more: body(*refs, *more), *scratch, collective_axes="wg")
 
@@ -378,12 +385,10 @@ def _chunks_kernel(
     return pl.kernel(
         with_scratch,
         out_type=(
-            jax.ShapeDtypeStruct((B * K, C, R, D), dtype),
-            jax.ShapeDtypeStruct((B * K, C, R), jnp.float32),
+            jax.ShapeDtypeStruct((B * K * Q, C, R, D), dtype),
+            jax.ShapeDtypeStruct((B * K * Q, C, R), jnp.float32),
         ),
-        mesh=plgpu.Mesh(
-            grid=(BLOCKS,), grid_names=("block",), num_threads=2, thread_name="wg"
-        ),
+        mesh=plgpu.Mesh(grid=(BLOCKS,), grid_names=("block",), num_threads=2, thread_name="wg"),
         compiler_params=plgpu.CompilerParams(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
         ),
@@ -393,23 +398,24 @@ def _chunks_kernel(
 
 
 def _merge_kernel(
-    partials: Float[Array, "BK C R D"],
-    lse: Float[Array, "BK C R"],
+    partials: Float[Array, "BKQ C R D"],
+    lse: Float[Array, "BKQ C R"],
     starts: Int[Array, " B"],
     lengths: Int[Array, " B"],
     qkv: Float[Array, "B heads two D"] | None,
     *,
     tokens: int,
+    block_tokens: int,
+    kv_heads: int,
     group: int,
     table: int,
     pdl: bool,
     interpret: Any,
 ) -> Float[Array, "B_T_N D"]:
     """Weighted sum of each row's chunks in their order; zeros for a row without any. With `qkv`, gated by it."""
-    B, T, G = starts.shape[0], tokens, group
-    BK, C, _, D = partials.shape
-    K = BK // B
-    N = K * G
+    B, T, K, G = starts.shape[0], tokens, kv_heads, group
+    C, D = partials.shape[1], partials.shape[3]
+    N, Q = K * G, -(-T // block_tokens)
     together = min(C, 16)
 
     def body(*refs: Any) -> None:
@@ -419,11 +425,12 @@ def _merge_kernel(
         row = jax.lax.axis_index("row")
         b, rest = row // (T * N), jax.lax.rem(row, T * N)
         t, head = rest // N, jax.lax.rem(rest, N)
-        bk = b * K + head // G
+        part, t = (jnp.int32(0), t) if Q == 1 else _divmod(t, block_tokens)
+        bk = (b * K + head // G) * Q + part
         r = t * G + jax.lax.rem(head, G)
         n = lengths_ref[b]
         pages = (jnp.where(n > 0, starts_ref[b] + n, 0) + (PAGE - 1)) // PAGE
-        size = chunk_pages(pages, rows=B, kv_heads=K, table=table)
+        size = chunk_pages(pages, rows=B, kv_heads=K * Q, table=table)
         count = (pages + size - 1) // size
 
         def step(i: Any, carry: Any) -> Any:
@@ -487,17 +494,21 @@ def paged_attention(
     B, T, N, D = q.shape
     L, K = block_tables.shape[1], k_pages.shape[2]
     G = N // K
-    R = -(-G * T // 8) * 8
-    grouped = jnp.moveaxis(q.reshape(B, T, K, G, D), 1, 2).reshape(B * K, T * G, D)
-    grouped = jnp.pad(grouped, [(0, 0), (0, R - T * G), (0, 0)])
+    # Accumulators of more than about 32 queries do not fit the registers: more come in blocks of whole tokens.
+    Q = -(-T // (MOST_QUERIES // G))
+    t = -(-T // Q)
+    R = -(-G * t // 8) * 8
+    grouped = jnp.pad(q, [(0, 0), (0, Q * t - T), (0, 0), (0, 0)]).reshape(B, Q, t, K, G, D)
+    grouped = jnp.transpose(grouped, (0, 3, 1, 2, 4, 5)).reshape(B * K * Q, t * G, D)
+    grouped = jnp.pad(grouped, [(0, 0), (0, R - t * G), (0, 0)])
     partials, lse = _chunks_kernel(
         (grouped, k_pages, v_pages, layer.reshape(1), block_tables, starts, lengths),
-        kv_heads=K, queries=R, tokens=T, group=G, table=L, rows=B, dtype=q.dtype, scale=scale,
-        eps=None, stages=stages, pdl=pdl, interpret=interpret,
+        kv_heads=K, queries=R, blocks=Q, tokens=t, group=G, table=L, rows=B, dtype=q.dtype,
+        scale=scale, eps=None, stages=stages, pdl=pdl, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
         partials, lse, starts, lengths, None,
-        tokens=T, group=G, table=L, pdl=pdl, interpret=interpret,
+        tokens=T, block_tokens=t, kv_heads=K, group=G, table=L, pdl=pdl, interpret=interpret,
     ).reshape(B, T, N, D)  # fmt: skip
 
 
@@ -532,10 +543,10 @@ def attention_decode(
             heads, q_norm, k_norm, cos, sin, k_pages, v_pages,
             layer.reshape(1), block_tables, starts, lengths,
         ),
-        kv_heads=K, queries=R, tokens=1, group=G, table=L, rows=B, dtype=qkv.dtype, scale=scale,
-        eps=eps, stages=stages, pdl=pdl, interpret=interpret,
+        kv_heads=K, queries=R, blocks=1, tokens=1, group=G, table=L, rows=B, dtype=qkv.dtype,
+        scale=scale, eps=eps, stages=stages, pdl=pdl, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
         partials, lse, starts, lengths, heads,
-        tokens=1, group=G, table=L, pdl=pdl, interpret=interpret,
+        tokens=1, block_tokens=1, kv_heads=K, group=G, table=L, pdl=pdl, interpret=interpret,
     ).reshape(B, N * D)  # fmt: skip
