@@ -1,0 +1,390 @@
+"""Routed and shared experts of up to 8 tokens in one Mosaic GPU kernel (Hopper, bf16).
+
+Memory bound: every chosen expert's weights are read once, whoever chose it. The chosen experts are listed in slots, the
+shared expert first and the others by rising id, so a token sums its own experts in one order whatever its neighbours
+chose: what the others add to it is exact zeros.
+
+Phase 1, hidden = weight * silu(gate x) * (up x): a block owns 8 of an expert's rows (8 gate and 8 up) for every `ways`-th
+slot and stacks up to 8 slots of them into the 64 rows of a `wgmma`; tokens are its 8 columns. Blocks then meet at a counter
+in device memory. Phase 2, down @ hidden: a block owns 64 output rows and a 128 wide part of the hidden width and runs over
+all slots; the caller adds the parts. One ring of 16 KB entries streams the weights of both phases, so that loads of the
+second go on while the first ends.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, memref
+
+ROWS = 8
+"""Tokens of a call, padded: the N of one `wgmma`."""
+CHUNK = 128
+"""Columns of a weight tile."""
+STACK = 8
+"""Slots a phase 1 product stacks, 8 rows of each."""
+_TILE = STACK * ROWS
+_RING = 12
+_CONSUMER, _WEIGHTS, _ACTIVATIONS = range(3)
+_SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+
+def slots(top_k: int) -> int:
+    """Most slots a call can need: the shared expert and `top_k` of each row, rounded up for whole stacks."""
+    return -(-(1 + ROWS * top_k) // 8) * 8 + 8 * 8
+
+
+def blocks(H: int, width: int) -> int:
+    """Thread blocks of a call; all must be resident at once."""
+    return (H // _TILE) * (width // CHUNK)
+
+
+def _transposed(ref: Any) -> Any:
+    return ref.transpose((1, 0)) if hasattr(ref, "transpose") else plgpu.transpose_ref(ref, (1, 0))
+
+
+def _fence_async_proxy() -> None:
+    """Order ordinary accesses and those of the copy engine."""
+
+    @plgpu.inline_mgpu()
+    def fence(_: Any) -> None:
+        llvm.inline_asm(
+            ir.Type.parse("!llvm.void"), [], "fence.proxy.async;", "", has_side_effects=True
+        )
+
+    fence()
+
+
+def _scalar(x: Any) -> ir.Value:
+    return x.registers.item()
+
+
+def _as_index(x: Any) -> ir.Value:
+    return arith.index_cast(ir.IndexType.get(), _scalar(x))
+
+
+def _index(x: int) -> ir.Value:
+    return arith.constant(ir.IndexType.get(), x)
+
+
+def _load_weights(weights: Any, first: jax.Array, ways: int, stacked: Any) -> jax.Array:
+    """Weights [64, 8] of the stacked slots' rows, from [slots, 8]."""
+    del stacked
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT),
+        return_type=plgpu.ShapeDtypeStruct((_TILE, ROWS), jnp.float32, plgpu.Layout.WGMMA),
+    )
+    def load(_: Any, ref: Any, first: Any) -> Any:
+        first_slot = _as_index(first)
+        like = mgpu.FragmentedArray.splat(
+            mgpu.utils.c(0.0, ir.F32Type.get()), (_TILE, ROWS), mgpu.WGMMA_LAYOUT
+        )
+
+        def one(_: ir.Value, at: tuple[ir.Value, ...]) -> ir.Value:
+            stacked = arith.muli(arith.divui(at[0], _index(ROWS)), _index(ways))
+            return memref.load(ref, [arith.addi(first_slot, stacked), at[1]])
+
+        return like.foreach(one, create_array=True)
+
+    return load(weights, first)
+
+
+def _store_hidden(
+    value: jax.Array, hidden: Any, first: jax.Array, valid: jax.Array, column: jax.Array, ways: int
+) -> None:
+    """Scatter [64, 8] (slot and row, token) into rows (slot, token) of `hidden`, from `column`."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), *[plgpu.Layout.WG_SPLAT] * 3)
+    )
+    def store(_: Any, value: Any, ref: Any, first: Any, valid: Any, column: Any) -> None:
+        first_slot, n_valid, start = _as_index(first), _as_index(valid), _as_index(column)
+
+        def one(v: ir.Value, at: tuple[ir.Value, ...]) -> None:
+            stacked = arith.divui(at[0], _index(ROWS))
+            slot = arith.addi(first_slot, arith.muli(stacked, _index(ways)))
+            row = arith.addi(arith.muli(slot, _index(ROWS)), at[1])
+            col = arith.addi(start, arith.remui(at[0], _index(ROWS)))
+            with mgpu.utils.when(arith.cmpi(arith.CmpIPredicate.ult, stacked, n_valid)):
+                memref.store(v, ref, [row, col])
+
+        value.foreach(one)
+
+    store(value, hidden, first, valid, column)
+
+
+def _store_transposed(value: jax.Array, out: Any, column: jax.Array) -> None:
+    """Store [64, 8] as columns of `out` [8, n] from `column`."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), plgpu.Layout.WG_SPLAT))
+    def store(_: Any, value: Any, ref: Any, column: Any) -> None:
+        start = _as_index(column)
+
+        def one(v: ir.Value, at: tuple[ir.Value, ...]) -> None:
+            memref.store(v, ref, [at[1], arith.addi(start, at[0])])
+
+        value.foreach(one)
+
+    store(value, out, column)
+
+
+def _body(
+    plan: Any,
+    x: Any,
+    weights: Any,
+    experts_gate_up: Any,
+    experts_down: Any,
+    shared_gate_up: Any,
+    shared_down: Any,
+    out: Any,
+    hidden: Any,
+    x_smem: Any,
+    ring: Any,
+    full: Any,
+    empty: Any,
+    x_full: Any,
+    h_full: Any,
+    h_empty: Any,
+    *,
+    E: int,
+    H: int,
+    width: int,
+) -> None:
+    n_chunks = H // CHUNK
+    parts = width // CHUNK
+    groups = width // ROWS
+    n_blocks = blocks(H, width)
+    ways = n_blocks // groups
+    block = jax.lax.axis_index("block")
+    thread = jax.lax.axis_index("wg")
+    way, group = jax.lax.rem(block, ways), jax.lax.div(block, ways)
+    part, tile = jax.lax.rem(block, parts), jax.lax.div(block, parts)
+    n, layer = plan[0], plan[1]
+    mine = jax.lax.div(n - way + (ways - 1), ways)
+    stacks = jax.lax.div(mine + (STACK - 1), STACK)
+    met = pl.get_global(plgpu.SemaphoreType.REGULAR)
+
+    @pl.when(thread == _WEIGHTS)
+    def _weights() -> None:
+        def fill(count: jax.Array, copy: Any) -> None:
+            entry = jax.lax.rem(count, _RING)
+            plgpu.barrier_wait(empty.at[entry])
+            copy(entry)
+
+        def stack(b: jax.Array, count: jax.Array) -> jax.Array:
+            valid = jnp.minimum(STACK, mine - b * STACK)
+            first = way + b * (STACK * ways)
+            experts = [plan[2 + first + ways * j] for j in range(STACK)]
+            is_shared = first == 0
+
+            def chunk(c: jax.Array, count: jax.Array) -> jax.Array:
+                columns = pl.ds(pl.multiple_of(c * CHUNK, CHUNK), CHUNK)
+                for half in range(2):
+                    offset = half * width + group * ROWS
+
+                    def copy(entry: jax.Array, offset: jax.Array = offset) -> None:
+                        for j in range(STACK):
+                            to = ring.at[entry, pl.ds(j * ROWS, ROWS)]
+
+                            def rows(ref: Any, base: jax.Array, to: Any = to) -> None:
+                                start = pl.multiple_of(base * (2 * width) + offset, ROWS)
+                                plgpu.copy_gmem_to_smem(
+                                    ref.at[pl.ds(start, ROWS), columns], to, full.at[entry]
+                                )
+
+                            base = layer * E + experts[j]
+                            if j == 0:  # the shared expert is nowhere else
+
+                                @pl.when(is_shared)
+                                def _(rows: Any = rows) -> None:
+                                    rows(shared_gate_up, layer)
+
+                                @pl.when(jnp.logical_not(is_shared))
+                                def _(rows: Any = rows, base: jax.Array = base) -> None:
+                                    rows(experts_gate_up, base)
+
+                            else:
+
+                                @pl.when(j < valid)
+                                def _(rows: Any = rows, base: jax.Array = base) -> None:
+                                    rows(experts_gate_up, base)
+
+                                @pl.when(j >= valid)
+                                def _() -> None:
+                                    plgpu.barrier_arrive(full.at[entry])
+
+                    fill(count + half, copy)
+                return count + 2
+
+            return jax.lax.fori_loop(0, n_chunks, chunk, count)
+
+        count = jax.lax.fori_loop(0, stacks, stack, jnp.int32(0))
+
+        def slot(s: jax.Array, count: jax.Array) -> jax.Array:
+            def copy(entry: jax.Array) -> None:
+                def rows(ref: Any, base: jax.Array) -> None:
+                    start = pl.multiple_of(base * H + tile * _TILE, _TILE)
+                    columns = pl.ds(pl.multiple_of(part * CHUNK, CHUNK), CHUNK)
+                    plgpu.copy_gmem_to_smem(
+                        ref.at[pl.ds(start, _TILE), columns], ring.at[entry], full.at[entry]
+                    )
+
+                @pl.when(s == 0)
+                def _() -> None:
+                    rows(shared_down, layer)
+
+                @pl.when(s > 0)
+                def _() -> None:
+                    rows(experts_down, layer * E + plan[2 + s])
+
+                for _ in range(STACK - 1):
+                    plgpu.barrier_arrive(full.at[entry])
+
+            fill(count, copy)
+            return count + 1
+
+        jax.lax.fori_loop(0, n, slot, count)
+
+    @pl.when(thread == _ACTIVATIONS)
+    def _activations() -> None:
+        for c in range(n_chunks):
+            plgpu.copy_gmem_to_smem(x.at[:, pl.ds(c * CHUNK, CHUNK)], x_smem.at[c], x_full)
+        pl.semaphore_wait(met, n_blocks, decrement=False)
+        _fence_async_proxy()
+
+        def slot(s: jax.Array, _: None) -> None:
+            entry = jax.lax.rem(s, n_chunks)
+            plgpu.barrier_wait(h_empty.at[entry])
+            rows = pl.ds(pl.multiple_of(s * ROWS, ROWS), ROWS)
+            columns = pl.ds(pl.multiple_of(part * CHUNK, CHUNK), CHUNK)
+            plgpu.copy_gmem_to_smem(hidden.at[rows, columns], x_smem.at[entry], h_full.at[entry])
+
+        jax.lax.fori_loop(0, n, slot, None)
+
+    @pl.when(thread == _CONSUMER)
+    def _consumer() -> None:
+        for entry in range(_RING):
+            plgpu.barrier_arrive(empty.at[entry])
+        for entry in range(n_chunks):
+            plgpu.barrier_arrive(h_empty.at[entry])
+        plgpu.barrier_wait(x_full)
+
+        def stack(b: jax.Array, count: jax.Array) -> jax.Array:
+            first = way + b * (STACK * ways)
+            valid = jnp.minimum(STACK, mine - b * STACK)
+            share = _load_weights(weights, first, ways, None)
+
+            def products(gate_acc: Any, up_acc: Any) -> tuple[jax.Array, jax.Array]:
+                def chunk(c: jax.Array, count: jax.Array) -> jax.Array:
+                    tokens = _transposed(x_smem.at[c])
+                    entries = jax.lax.rem(count, _RING), jax.lax.rem(count + 1, _RING)
+                    for entry, acc in zip(entries, (gate_acc, up_acc), strict=True):
+                        plgpu.barrier_wait(full.at[entry])
+                        plgpu.wgmma(acc, ring.at[entry], tokens)
+                    plgpu.wgmma_wait(0)
+                    for entry in entries:
+                        plgpu.barrier_arrive(empty.at[entry])
+                    return count + 2
+
+                jax.lax.fori_loop(0, n_chunks, chunk, count)
+                return gate_acc[...], up_acc[...]
+
+            gate, up = pl.run_scoped(
+                products,
+                plgpu.ACC((_TILE, ROWS), jnp.float32),
+                plgpu.ACC((_TILE, ROWS), jnp.float32),
+            )
+            value = gate / (1 + jnp.exp(-gate)) * up * share
+            # A product with zero would let an overflow of an unchosen expert through as NaN.
+            value = jnp.where(share != 0, value, 0.0).astype(jnp.bfloat16)
+            _store_hidden(value, hidden, first, valid, group * ROWS, ways)
+            return count + 2 * n_chunks
+
+        count = jax.lax.fori_loop(0, stacks, stack, jnp.int32(0))
+        _fence_async_proxy()
+        pl.semaphore_signal(met, 1)
+
+        def sums(acc: Any) -> jax.Array:
+            def slot(s: jax.Array, count: jax.Array) -> jax.Array:
+                entry, h_entry = jax.lax.rem(count, _RING), jax.lax.rem(s, n_chunks)
+                plgpu.barrier_wait(full.at[entry])
+                plgpu.barrier_wait(h_full.at[h_entry])
+                plgpu.wgmma(acc, ring.at[entry], _transposed(x_smem.at[h_entry]))
+                plgpu.wgmma_wait(0)
+                plgpu.barrier_arrive(empty.at[entry])
+                plgpu.barrier_arrive(h_empty.at[h_entry])
+                return count + 1
+
+            jax.lax.fori_loop(0, n, slot, count)
+            return acc[...]
+
+        total = pl.run_scoped(sums, plgpu.ACC((_TILE, ROWS), jnp.float32))
+        _store_transposed(total, out.at[part], tile * _TILE)
+
+
+def experts_of_few(
+    plan: jax.Array,
+    x: jax.Array,
+    weights: jax.Array,
+    experts_gate_up: jax.Array,
+    experts_down: jax.Array,
+    shared_gate_up: jax.Array,
+    shared_down: jax.Array,
+) -> jax.Array:
+    """All chosen experts of up to 8 rows and the shared expert.
+
+    Args:
+      plan: int32 [2 + slots]: number of slots in use, layer, then the expert id of each slot (of slot 0, the shared
+        expert, it is not read).
+      x: [8, H] bf16, unused rows zero.
+      weights: [slots, 8] float32, zero where a row did not choose a slot.
+      experts_gate_up, experts_down: [M, E, 2 * width, H] and [M, E, H, width], all layers.
+      shared_gate_up, shared_down: [M, 2 * width, H] and [M, H, width].
+
+    Returns:
+      [width / 128, 8, H] float32: parts of the output, to be summed over the first axis.
+    """
+    M, E, H, width = experts_down.shape
+    n_slots = weights.shape[0]
+    n_chunks = H // CHUNK
+    call = plgpu.kernel(
+        functools.partial(_body, E=E, H=H, width=width),
+        out_type=(
+            jax.ShapeDtypeStruct((width // CHUNK, ROWS, H), jnp.float32),
+            jax.ShapeDtypeStruct((n_slots * ROWS, width), jnp.bfloat16),
+        ),
+        scratch_types=(
+            plgpu.SMEM((n_chunks, ROWS, CHUNK), jnp.bfloat16, transforms=_SWIZZLED),
+            plgpu.SMEM((_RING, _TILE, CHUNK), jnp.bfloat16, transforms=_SWIZZLED),
+            plgpu.Barrier(num_arrivals=STACK, num_barriers=_RING),
+            plgpu.Barrier(num_arrivals=1, num_barriers=_RING),
+            plgpu.Barrier(num_arrivals=n_chunks),
+            plgpu.Barrier(num_arrivals=1, num_barriers=n_chunks),
+            plgpu.Barrier(num_arrivals=1, num_barriers=n_chunks),
+        ),
+        grid=(blocks(H, width),),
+        grid_names=("block",),
+        num_threads=3,
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+        ),
+    )
+    parts, _ = call(
+        plan,
+        x,
+        weights,
+        experts_gate_up.reshape(M * E * 2 * width, H),
+        experts_down.reshape(M * E * H, width),
+        shared_gate_up.reshape(M * 2 * width, H),
+        shared_down.reshape(M * H, width),
+    )
+    return parts
