@@ -4,10 +4,10 @@ Memory bound: every chosen expert's weights are read once, whoever chose it. The
 shared expert first and the others by rising id, so a token sums its own experts in one order whatever its neighbours
 chose: what the others add to it is exact zeros.
 
-Phase 1, hidden = weight * silu(gate x) * (up x): a block owns 8 of an expert's rows (8 gate and 8 up) for every `ways`-th
-slot and stacks up to 8 slots of them into the 64 rows of a `wgmma`; tokens are its 8 columns. Blocks then meet at a counter
-in device memory. Phase 2, down @ hidden: a block owns 64 output rows and a 128 wide part of the hidden width and runs over
-all slots; the caller adds the parts. One ring of 16 KB entries streams the weights of both phases, so that loads of the
+Phase 0, the router: a block computes the logits of 8 experts and leaves sort keys in device memory; then every block lists
+the slots for itself (`choice`). Phase 1, hidden = weight * silu(gate x) * (up x): a block owns 8 of an expert's rows (8 gate and 8 up) for every `ways`-th
+slot and stacks up to 8 slots of them into the 64 rows of a `wgmma`; tokens are its 8 columns. Phase 2, down @ hidden: a block owns 64 output rows and a 128 wide part of the hidden width and runs over
+all slots; the caller adds the parts. Blocks meet at counters in device memory between the phases. One ring of 16 KB entries streams the weights of both phases, so that loads of the
 second go on while the first ends.
 """
 
@@ -24,21 +24,22 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref
 
-ROWS = 8
-"""Tokens of a call, padded: the N of one `wgmma`."""
+from pallas_kernels.moe import choice
+from pallas_kernels.moe.choice import ROWS
+
 CHUNK = 128
 """Columns of a weight tile."""
 STACK = 8
 """Slots a phase 1 product stacks, 8 rows of each."""
 _TILE = STACK * ROWS
-_RING = 12
+_RING = 11
 _CONSUMER, _WEIGHTS, _ACTIVATIONS = range(3)
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
 def slots(top_k: int) -> int:
-    """Most slots a call can need: the shared expert and `top_k` of each row, rounded up for whole stacks."""
-    return -(-(1 + ROWS * top_k) // 8) * 8 + 8 * 8
+    """Most slots a call can need: the shared expert and `top_k` of each row."""
+    return 1 + ROWS * top_k
 
 
 def blocks(H: int, width: int) -> int:
@@ -74,9 +75,8 @@ def _index(x: int) -> ir.Value:
     return arith.constant(ir.IndexType.get(), x)
 
 
-def _load_weights(weights: Any, first: jax.Array, ways: int, stacked: Any) -> jax.Array:
-    """Weights [64, 8] of the stacked slots' rows, from [slots, 8]."""
-    del stacked
+def _load_weights(weights: Any, first: jax.Array, ways: int, n_slots: int) -> jax.Array:
+    """Weights [64, 8] of the stacked slots' rows, from [slots * 8] in shared memory."""
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT),
@@ -90,11 +90,30 @@ def _load_weights(weights: Any, first: jax.Array, ways: int, stacked: Any) -> ja
 
         def one(_: ir.Value, at: tuple[ir.Value, ...]) -> ir.Value:
             stacked = arith.muli(arith.divui(at[0], _index(ROWS)), _index(ways))
-            return memref.load(ref, [arith.addi(first_slot, stacked), at[1]])
+            slot = arith.minui(arith.addi(first_slot, stacked), _index(n_slots - 1))
+            return memref.load(ref, [arith.addi(arith.muli(slot, _index(ROWS)), at[1])])
 
         return like.foreach(one, create_array=True)
 
     return load(weights, first)
+
+
+def _store_keys(logits: jax.Array, keys: Any, first: jax.Array) -> None:
+    """Store keys of the first 8 rows (experts from `first`) of [64, 8] as columns of [8, E]."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), plgpu.Layout.WG_SPLAT))
+    def store(_: Any, value: Any, ref: Any, first: Any) -> None:
+        start = _as_index(first)
+
+        def one(v: ir.Value, at: tuple[ir.Value, ...]) -> None:
+            with mgpu.utils.when(arith.cmpi(arith.CmpIPredicate.ult, at[0], _index(ROWS))):
+                expert = arith.addi(start, at[0])
+                word = arith.index_castui(ir.IntegerType.get_signless(32), expert)
+                memref.store(choice.key(v, word), ref, [at[1], expert])
+
+        value.foreach(one)
+
+    store(logits, keys, first)
 
 
 def _store_hidden(
@@ -137,15 +156,18 @@ def _store_transposed(value: jax.Array, out: Any, column: jax.Array) -> None:
 
 
 def _body(
-    plan: Any,
+    layer_gmem: Any,
     x: Any,
-    weights: Any,
+    router: Any,
+    shared_gate: Any,
     experts_gate_up: Any,
     experts_down: Any,
     shared_gate_up: Any,
     shared_down: Any,
     out: Any,
     hidden: Any,
+    keys: Any,
+    gates: Any,
     x_smem: Any,
     ring: Any,
     full: Any,
@@ -153,36 +175,72 @@ def _body(
     x_full: Any,
     h_full: Any,
     h_empty: Any,
-    *,
+    planned: Any,
+    plan: Any,
+    weights: Any,
+    *choice_scratch: Any,
+    rows: int,
     E: int,
     H: int,
     width: int,
+    top_k: int,
+    normalise: bool,
 ) -> None:
     n_chunks = H // CHUNK
     parts = width // CHUNK
     groups = width // ROWS
+    n_slots = slots(top_k)
     n_blocks = blocks(H, width)
     ways = n_blocks // groups
+    routers = E // ROWS  # blocks that compute logits; the next one computes the shared expert's gate
     block = jax.lax.axis_index("block")
     thread = jax.lax.axis_index("wg")
     way, group = jax.lax.rem(block, ways), jax.lax.div(block, ways)
     part, tile = jax.lax.rem(block, parts), jax.lax.div(block, parts)
-    n, layer = plan[0], plan[1]
-    mine = jax.lax.div(n - way + (ways - 1), ways)
-    stacks = jax.lax.div(mine + (STACK - 1), STACK)
+    part_columns = pl.ds(pl.multiple_of(part * CHUNK, CHUNK), CHUNK)
+    routed = pl.get_global(plgpu.SemaphoreType.REGULAR)
     met = pl.get_global(plgpu.SemaphoreType.REGULAR)
+    entries_of_router = jnp.where(block < routers, n_chunks, 0).astype(jnp.int32)
+
+    def my_stacks() -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Slots in use, and how many slots and stacks of them are this block's."""
+        n = plan[0]
+        mine = jax.lax.div(n - way + (ways - 1), ways)
+        return n, mine, jax.lax.div(mine + (STACK - 1), STACK)
 
     @pl.when(thread == _WEIGHTS)
     def _weights() -> None:
+        layer = layer_gmem[0]
+
         def fill(count: jax.Array, copy: Any) -> None:
             entry = jax.lax.rem(count, _RING)
             plgpu.barrier_wait(empty.at[entry])
             copy(entry)
 
+        @pl.when(block < routers)
+        def _router() -> None:
+            def chunk(c: jax.Array, _: None) -> None:
+                def copy(entry: jax.Array) -> None:
+                    start = pl.multiple_of(layer * E + block * ROWS, ROWS)
+                    plgpu.copy_gmem_to_smem(
+                        router.at[pl.ds(start, ROWS), pl.ds(pl.multiple_of(c * CHUNK, CHUNK), CHUNK)],
+                        ring.at[entry, pl.ds(0, ROWS)],
+                        full.at[entry],
+                    )
+                    for _ in range(STACK - 1):
+                        plgpu.barrier_arrive(full.at[entry])
+
+                fill(c, copy)
+
+            jax.lax.fori_loop(0, n_chunks, chunk, None)
+
+        plgpu.barrier_wait(planned)
+        n, mine, stacks = my_stacks()
+
         def stack(b: jax.Array, count: jax.Array) -> jax.Array:
             valid = jnp.minimum(STACK, mine - b * STACK)
             first = way + b * (STACK * ways)
-            experts = [plan[2 + first + ways * j] for j in range(STACK)]
+            experts = [plan[1 + jnp.minimum(first + ways * j, n_slots - 1)] for j in range(STACK)]
             is_shared = first == 0
 
             def chunk(c: jax.Array, count: jax.Array) -> jax.Array:
@@ -194,7 +252,7 @@ def _body(
                         for j in range(STACK):
                             to = ring.at[entry, pl.ds(j * ROWS, ROWS)]
 
-                            def rows(ref: Any, base: jax.Array, to: Any = to) -> None:
+                            def tile_of(ref: Any, base: jax.Array, to: Any = to) -> None:
                                 start = pl.multiple_of(base * (2 * width) + offset, ROWS)
                                 plgpu.copy_gmem_to_smem(
                                     ref.at[pl.ds(start, ROWS), columns], to, full.at[entry]
@@ -204,18 +262,18 @@ def _body(
                             if j == 0:  # the shared expert is nowhere else
 
                                 @pl.when(is_shared)
-                                def _(rows: Any = rows) -> None:
-                                    rows(shared_gate_up, layer)
+                                def _(tile_of: Any = tile_of) -> None:
+                                    tile_of(shared_gate_up, layer)
 
                                 @pl.when(jnp.logical_not(is_shared))
-                                def _(rows: Any = rows, base: jax.Array = base) -> None:
-                                    rows(experts_gate_up, base)
+                                def _(tile_of: Any = tile_of, base: jax.Array = base) -> None:
+                                    tile_of(experts_gate_up, base)
 
                             else:
 
                                 @pl.when(j < valid)
-                                def _(rows: Any = rows, base: jax.Array = base) -> None:
-                                    rows(experts_gate_up, base)
+                                def _(tile_of: Any = tile_of, base: jax.Array = base) -> None:
+                                    tile_of(experts_gate_up, base)
 
                                 @pl.when(j >= valid)
                                 def _() -> None:
@@ -226,24 +284,23 @@ def _body(
 
             return jax.lax.fori_loop(0, n_chunks, chunk, count)
 
-        count = jax.lax.fori_loop(0, stacks, stack, jnp.int32(0))
+        count = jax.lax.fori_loop(0, stacks, stack, entries_of_router)
 
         def slot(s: jax.Array, count: jax.Array) -> jax.Array:
             def copy(entry: jax.Array) -> None:
-                def rows(ref: Any, base: jax.Array) -> None:
+                def tile_of(ref: Any, base: jax.Array) -> None:
                     start = pl.multiple_of(base * H + tile * _TILE, _TILE)
-                    columns = pl.ds(pl.multiple_of(part * CHUNK, CHUNK), CHUNK)
                     plgpu.copy_gmem_to_smem(
-                        ref.at[pl.ds(start, _TILE), columns], ring.at[entry], full.at[entry]
+                        ref.at[pl.ds(start, _TILE), part_columns], ring.at[entry], full.at[entry]
                     )
 
                 @pl.when(s == 0)
                 def _() -> None:
-                    rows(shared_down, layer)
+                    tile_of(shared_down, layer)
 
                 @pl.when(s > 0)
                 def _() -> None:
-                    rows(experts_down, layer * E + plan[2 + s])
+                    tile_of(experts_down, layer * E + plan[1 + s])
 
                 for _ in range(STACK - 1):
                     plgpu.barrier_arrive(full.at[entry])
@@ -257,17 +314,31 @@ def _body(
     def _activations() -> None:
         for c in range(n_chunks):
             plgpu.copy_gmem_to_smem(x.at[:, pl.ds(c * CHUNK, CHUNK)], x_smem.at[c], x_full)
+        pl.semaphore_wait(routed, routers + 1, decrement=False)
+        choice.choose(
+            keys,
+            gates,
+            plan,
+            weights,
+            choice_scratch,
+            rows=rows,
+            E=E,
+            top_k=top_k,
+            normalise=normalise,
+        )
+        plgpu.barrier_arrive(planned)
         pl.semaphore_wait(met, n_blocks, decrement=False)
         _fence_async_proxy()
 
         def slot(s: jax.Array, _: None) -> None:
             entry = jax.lax.rem(s, n_chunks)
             plgpu.barrier_wait(h_empty.at[entry])
-            rows = pl.ds(pl.multiple_of(s * ROWS, ROWS), ROWS)
-            columns = pl.ds(pl.multiple_of(part * CHUNK, CHUNK), CHUNK)
-            plgpu.copy_gmem_to_smem(hidden.at[rows, columns], x_smem.at[entry], h_full.at[entry])
+            slot_rows = pl.ds(pl.multiple_of(s * ROWS, ROWS), ROWS)
+            plgpu.copy_gmem_to_smem(
+                hidden.at[slot_rows, part_columns], x_smem.at[entry], h_full.at[entry]
+            )
 
-        jax.lax.fori_loop(0, n, slot, None)
+        jax.lax.fori_loop(0, plan[0], slot, None)
 
     @pl.when(thread == _CONSUMER)
     def _consumer() -> None:
@@ -277,10 +348,37 @@ def _body(
             plgpu.barrier_arrive(h_empty.at[entry])
         plgpu.barrier_wait(x_full)
 
+        @pl.when(block < routers)
+        def _router() -> None:
+            def product(acc: Any) -> jax.Array:
+                def chunk(c: jax.Array, _: None) -> None:
+                    entry = jax.lax.rem(c, _RING)
+                    plgpu.barrier_wait(full.at[entry])
+                    plgpu.wgmma(acc, ring.at[entry], _transposed(x_smem.at[c]))
+                    plgpu.wgmma_wait(0)
+                    plgpu.barrier_arrive(empty.at[entry])
+
+                jax.lax.fori_loop(0, n_chunks, chunk, None)
+                return acc[...]
+
+            logits = pl.run_scoped(product, plgpu.ACC((_TILE, ROWS), jnp.float32))
+            _store_keys(logits, keys, block * ROWS)
+            pl.semaphore_signal(routed, 1)
+
+        @pl.when(block == routers)
+        def _gate() -> None:
+            gate = shared_gate[layer_gmem[0]].astype(jnp.float32)
+            for row in range(rows):
+                gates[row] = jnp.sum(x[row].astype(jnp.float32) * gate)
+            pl.semaphore_signal(routed, 1)
+
+        plgpu.barrier_wait(planned)
+        n, mine, stacks = my_stacks()
+
         def stack(b: jax.Array, count: jax.Array) -> jax.Array:
             first = way + b * (STACK * ways)
             valid = jnp.minimum(STACK, mine - b * STACK)
-            share = _load_weights(weights, first, ways, None)
+            share = _load_weights(weights, first, ways, n_slots)
 
             def products(gate_acc: Any, up_acc: Any) -> tuple[jax.Array, jax.Array]:
                 def chunk(c: jax.Array, count: jax.Array) -> jax.Array:
@@ -308,7 +406,7 @@ def _body(
             _store_hidden(value, hidden, first, valid, group * ROWS, ways)
             return count + 2 * n_chunks
 
-        count = jax.lax.fori_loop(0, stacks, stack, jnp.int32(0))
+        count = jax.lax.fori_loop(0, stacks, stack, entries_of_router)
         _fence_async_proxy()
         pl.semaphore_signal(met, 1)
 
@@ -331,35 +429,42 @@ def _body(
 
 
 def experts_of_few(
-    plan: jax.Array,
     x: jax.Array,
-    weights: jax.Array,
+    router: jax.Array,
+    shared_gate: jax.Array,
     experts_gate_up: jax.Array,
     experts_down: jax.Array,
     shared_gate_up: jax.Array,
     shared_down: jax.Array,
+    layer: jax.Array,
+    *,
+    rows: int,
+    top_k: int,
+    normalise: bool,
 ) -> jax.Array:
-    """All chosen experts of up to 8 rows and the shared expert.
+    """Routing, the chosen experts and the shared expert of up to 8 rows.
 
     Args:
-      plan: int32 [2 + slots]: number of slots in use, layer, then the expert id of each slot (of slot 0, the shared
-        expert, it is not read).
-      x: [8, H] bf16, unused rows zero.
-      weights: [slots, 8] float32, zero where a row did not choose a slot.
-      experts_gate_up, experts_down: [M, E, 2 * width, H] and [M, E, H, width], all layers.
+      x: [8, H] bf16; only the first `rows` rows count, the others must be finite.
+      router, shared_gate: [M, E, H] and [M, 1, H], all layers.
+      experts_gate_up, experts_down: [M, E, 2 * width, H] and [M, E, H, width].
       shared_gate_up, shared_down: [M, 2 * width, H] and [M, H, width].
+      layer: int32 scalar.
 
     Returns:
       [width / 128, 8, H] float32: parts of the output, to be summed over the first axis.
     """
     M, E, H, width = experts_down.shape
-    n_slots = weights.shape[0]
-    n_chunks = H // CHUNK
+    n_slots, n_chunks = slots(top_k), H // CHUNK
     call = plgpu.kernel(
-        functools.partial(_body, E=E, H=H, width=width),
+        functools.partial(
+            _body, rows=rows, E=E, H=H, width=width, top_k=top_k, normalise=normalise
+        ),
         out_type=(
             jax.ShapeDtypeStruct((width // CHUNK, ROWS, H), jnp.float32),
             jax.ShapeDtypeStruct((n_slots * ROWS, width), jnp.bfloat16),
+            jax.ShapeDtypeStruct((ROWS, E), jnp.int32),
+            jax.ShapeDtypeStruct((ROWS,), jnp.float32),
         ),
         scratch_types=(
             plgpu.SMEM((n_chunks, ROWS, CHUNK), jnp.bfloat16, transforms=_SWIZZLED),
@@ -369,6 +474,10 @@ def experts_of_few(
             plgpu.Barrier(num_arrivals=n_chunks),
             plgpu.Barrier(num_arrivals=1, num_barriers=n_chunks),
             plgpu.Barrier(num_arrivals=1, num_barriers=n_chunks),
+            plgpu.Barrier(num_arrivals=1),
+            plgpu.SMEM((1 + n_slots,), jnp.int32),
+            plgpu.SMEM((n_slots * ROWS,), jnp.float32),
+            *choice.scratch(E, top_k),
         ),
         grid=(blocks(H, width),),
         grid_names=("block",),
@@ -378,10 +487,11 @@ def experts_of_few(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup
         ),
     )
-    parts, _ = call(
-        plan,
+    parts, *_ = call(
+        layer.reshape(1),
         x,
-        weights,
+        router.reshape(M * E, H),
+        shared_gate.reshape(M, H),
         experts_gate_up.reshape(M * E * 2 * width, H),
         experts_down.reshape(M * E * H, width),
         shared_gate_up.reshape(M * 2 * width, H),
