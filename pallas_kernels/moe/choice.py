@@ -1,7 +1,7 @@
 """Top-k choice of up to 8 rows inside a Mosaic GPU kernel, written for the lanes of one warpgroup.
 
-Each warp takes two rows; a lane holds every 32nd expert. A key has the order of the bf16 logit in its upper half and falls
-with the expert id in its lower half, so one `redux.sync.max` finds the best expert left, ties to the lower id.
+Each warp takes two rows; a lane holds every 32nd expert. A key has the order of the bf16 logit in its upper half and
+falls with the expert id in its lower half, so one `redux.sync.max` finds the best expert left, ties to the lower id.
 """
 
 from __future__ import annotations
@@ -16,56 +16,57 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, nvvm
 
 ROWS = 8
+Value = Any  # of MLIR, whose stubs disagree with themselves
 _LANES = 32
 _LOG2_E = 1.4426950408889634
 
 
-def i32(x: int) -> ir.Value:
+def i32(x: int) -> Value:
     """An int32 constant, given as a number of 32 bits of either sign."""
     return mgpu.utils.c(x - (1 << 32) if x >= 1 << 31 else x, ir.IntegerType.get_signless(32))
 
 
-def _index(x: ir.Value | int) -> ir.Value:
+def _index(x: Value | int) -> Value:
     if isinstance(x, int):
-        return arith.constant(ir.IndexType.get(), x)
+        return mgpu.utils.c(x, ir.IndexType.get())
     return arith.index_castui(ir.IndexType.get(), x)
 
 
-def _asm(ptx: str, result: str | None, constraints: str, *args: ir.Value) -> Any:
+def _asm(ptx: str, result: str | None, constraints: str, *args: Value) -> Any:
     kind = ir.Type.parse("!llvm.void") if result is None else ir.Type.parse(result)
     return llvm.inline_asm(kind, list(args), ptx, constraints, has_side_effects=True)
 
 
-def _ballot(bit: ir.Value) -> ir.Value:
+def _ballot(bit: Value) -> Value:
     ptx = "{.reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff;}"
     return _asm(ptx, "i32", "=r,r", bit)
 
 
-def _exp(x: ir.Value) -> ir.Value:
+def _exp(x: Value) -> Value:
     scaled = arith.mulf(x, mgpu.utils.c(_LOG2_E, ir.F32Type.get()))
     return _asm("ex2.approx.ftz.f32 $0, $1;", "f32", "=f,f", scaled)
 
 
-def _popc(x: ir.Value) -> ir.Value:
+def _popc(x: Value) -> Value:
     return _asm("popc.b32 $0, $1;", "i32", "=r,r", x)
 
 
-def _equal(a: ir.Value, b: ir.Value) -> ir.Value:
+def _equal(a: Value, b: Value) -> Value:
     return arith.cmpi(arith.CmpIPredicate.eq, a, b)
 
 
-def _less(a: ir.Value, b: ir.Value) -> ir.Value:
+def _less(a: Value, b: Value) -> Value:
     return arith.cmpi(arith.CmpIPredicate.ult, a, b)
 
 
-def _sum(values: list[ir.Value], add: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+def _sum(values: list[Value], add: Callable[[Value, Value], Value]) -> Value:
     total = values[0]
     for v in values[1:]:
         total = add(total, v)
     return total
 
 
-def key(logit: ir.Value, expert: ir.Value) -> ir.Value:
+def key(logit: Value, expert: Value) -> Value:
     """Key of a float32 logit, rounded to bf16, and an expert id (int32)."""
     short = ir.IntegerType.get_signless(16)
     word = ir.IntegerType.get_signless(32)
@@ -75,7 +76,7 @@ def key(logit: ir.Value, expert: ir.Value) -> ir.Value:
     return arith.ori(arith.shli(order, i32(16)), arith.subi(i32(0xFFFF), expert))
 
 
-def _logit(key: ir.Value) -> ir.Value:
+def _logit(key: Value) -> Value:
     order = arith.shrui(key, i32(16))
     positive = arith.cmpi(arith.CmpIPredicate.uge, order, i32(0x8000))
     bits = arith.xori(order, arith.select(positive, i32(0x8000), i32(0xFFFF)))
@@ -120,7 +121,6 @@ def choose(
         _: Any, keys: Any, shared: Any, plan: Any, weights: Any, masks: Any, ids: Any, shares: Any
     ) -> None:
         f32 = ir.F32Type.get()
-        word = ir.IntegerType.get_signless(32)
         zero = mgpu.utils.c(0.0, f32)
         thread = arith.andi(mgpu.utils.thread_idx(), i32(127))
         lane, warp = arith.andi(thread, i32(31)), arith.shrui(thread, i32(5))
@@ -160,9 +160,7 @@ def choose(
                 memref.store(expert, ids, at)
             for j in range(words):
                 bits = _ballot(arith.select(used, chosen[j], i32(0)))
-                memref.store(
-                    bits, masks, [_index(arith.addi(arith.muli(row, i32(words)), i32(j)))]
-                )
+                memref.store(bits, masks, [_index(arith.addi(arith.muli(row, i32(words)), i32(j)))])
         n_weights = ir.MemRefType(weights.type).shape[0]
         for start in range(0, n_weights, 128):
             at = arith.addi(thread, i32(start))
@@ -171,9 +169,7 @@ def choose(
         mgpu.utils.warpgroup_barrier()
 
         union = [
-            _sum(
-                [memref.load(masks, [_index(row * words + j)]) for row in range(ROWS)], arith.ori
-            )
+            _sum([memref.load(masks, [_index(row * words + j)]) for row in range(ROWS)], arith.ori)
             for j in range(words)
         ]
         first = [i32(1)]  # slot 0 is the shared expert
@@ -190,7 +186,7 @@ def choose(
                     arith.addi(lane, i32(j * _LANES)), plan, [_index(arith.addi(slot, one))]
                 )
         with mgpu.utils.when(_less(thread, i32(rows * top_k))):
-            row = arith.divui(thread, i32(top_k))
+            owner = arith.divui(thread, i32(top_k))
             expert = memref.load(ids, [_index(thread)])
             group = arith.shrui(expert, i32(5))
             mask, slot = union[0], first[0]
@@ -199,7 +195,7 @@ def choose(
                 mask, slot = arith.select(here, union[j], mask), arith.select(here, first[j], slot)
             before = arith.subi(arith.shli(one, arith.andi(expert, i32(31))), one)
             slot = arith.addi(slot, _popc(arith.andi(mask, before)))
-            at = _index(arith.addi(arith.muli(slot, i32(ROWS)), row))
+            at = _index(arith.addi(arith.muli(slot, i32(ROWS)), owner))
             memref.store(memref.load(shares, [_index(thread)]), weights, [at])
         with mgpu.utils.when(_less(thread, i32(rows))):
             bf16 = ir.BF16Type.get()

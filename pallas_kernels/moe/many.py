@@ -1,8 +1,8 @@
 """Routed experts of many tokens: grouped matmuls over pairs sorted by expert, in Mosaic GPU (Hopper, bf16).
 
-Pairs of one expert lie together, each expert's first row at a multiple of 8 (a copy of the tensor memory unit starts at a
-tile of its shared memory layout). A tile is up to 128 pairs of one expert; blocks are persistent and take (tile, columns)
-in turn, neighbours sharing an expert's weights through the L2 cache.
+Pairs of one expert lie together, each expert's first row at a multiple of 8 (a copy of the tensor memory unit starts at
+a tile of its shared memory layout). A tile is up to 128 pairs of one expert; blocks are persistent and take (tile,
+columns) in turn, neighbours sharing an expert's weights through the L2 cache.
 """
 
 from __future__ import annotations
@@ -171,9 +171,7 @@ def _body(
 
                 jax.lax.fori_loop(0, n_steps, step, None)
                 values = left[...], right[...]
-                plgpu.barrier_arrive(
-                    empty.at[jax.lax.rem(t * n_steps + n_steps - 1, stages)]
-                )
+                plgpu.barrier_arrive(empty.at[jax.lax.rem(t * n_steps + n_steps - 1, stages)])
                 return values
 
             acc = plgpu.ACC((_HALF, COLUMNS), jnp.float32)
@@ -194,7 +192,7 @@ def _body(
                 )
 
                 @pl.when(left_over == _HALF)
-                def _(i: int = i, columns: Any = columns) -> None:
+                def _whole(i: int = i, columns: Any = columns) -> None:
                     to = pl.ds(pl.multiple_of(first + thread * _HALF, _ALIGN), _HALF)
                     plgpu.copy_smem_to_gmem(out_smem.at[thread, i], out.at[to, columns])
 
@@ -203,7 +201,7 @@ def _body(
                     done = left_over // (2 * piece) * (2 * piece)
 
                     @pl.when((left_over & piece) != 0)
-                    def _(
+                    def _piece(
                         i: int = i, columns: Any = columns, piece: int = piece, done: Any = done
                     ) -> None:
                         source = pl.ds(pl.multiple_of(done, _ALIGN), piece)
@@ -240,9 +238,7 @@ def _product(
         scratch_types=(
             plgpu.SMEM((stages, PAIRS, _K), jnp.bfloat16, transforms=_SWIZZLED),
             plgpu.SMEM((stages, 2, COLUMNS, _K), jnp.bfloat16, transforms=_SWIZZLED),
-            plgpu.SMEM(
-                (2, 1 if gated else 2, _HALF, COLUMNS), jnp.bfloat16, transforms=_SWIZZLED
-            ),
+            plgpu.SMEM((2, 1 if gated else 2, _HALF, COLUMNS), jnp.bfloat16, transforms=_SWIZZLED),
             plgpu.Barrier(num_arrivals=3, num_barriers=stages),
             plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         ),
@@ -250,9 +246,7 @@ def _product(
         grid_names=("sm",),
         num_threads=3,
         thread_name="wg",
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-        ),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )(layer.reshape(1), groups.tiles, x, weights.reshape(M * E * N, K))
 
 

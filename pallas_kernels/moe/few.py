@@ -1,14 +1,18 @@
-"""Routed and shared experts of up to 8 tokens in one Mosaic GPU kernel (Hopper, bf16).
+"""A sparse layer of up to 8 tokens in one Mosaic GPU kernel (Hopper, bf16).
 
 Memory bound: every chosen expert's weights are read once, whoever chose it. The chosen experts are listed in slots, the
 shared expert first and the others by rising id, so a token sums its own experts in one order whatever its neighbours
 chose: what the others add to it is exact zeros.
 
-Phase 0, the router: a block computes the logits of 8 experts and leaves sort keys in device memory; then every block lists
-the slots for itself (`choice`). Phase 1, hidden = weight * silu(gate x) * (up x): a block owns 8 of an expert's rows (8 gate and 8 up) for every `ways`-th
-slot and stacks up to 8 slots of them into the 64 rows of a `wgmma`; tokens are its 8 columns. Phase 2, down @ hidden: a block owns 64 output rows and a 128 wide part of the hidden width and runs over
-all slots; the caller adds the parts. Blocks meet at counters in device memory between the phases. One ring of 16 KB entries streams the weights of both phases, so that loads of the
-second go on while the first ends.
+0. The router: a block computes the logits of 8 experts and leaves sort keys in device memory; then every block lists
+   the slots for itself (`choice`).
+1. hidden = weight * silu(gate x) * (up x): a block owns 8 gate and 8 up rows of every `ways`-th slot and stacks up to 8
+   slots of them into the 64 rows of a `wgmma`, whose 8 columns are the tokens.
+2. down @ hidden: a block owns 64 output rows and a 128 wide part of the hidden width and runs over all slots; the
+   caller adds the parts.
+
+Blocks meet at counters in device memory between the phases. One ring of 16 KB entries streams the weights of all
+phases, so that loads of the next go on while one ends.
 """
 
 from __future__ import annotations
@@ -25,14 +29,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref
 
 from pallas_kernels.moe import choice
-from pallas_kernels.moe.choice import ROWS
+from pallas_kernels.moe.choice import ROWS, Value
 
 CHUNK = 128
 """Columns of a weight tile."""
 STACK = 8
 """Slots a phase 1 product stacks, 8 rows of each."""
 _TILE = STACK * ROWS
-_RING = 11
+_SHARED_MEMORY = 227 << 10
 _CONSUMER, _WEIGHTS, _ACTIVATIONS = range(3)
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
@@ -45,6 +49,11 @@ def slots(top_k: int) -> int:
 def blocks(H: int, width: int) -> int:
     """Thread blocks of a call; all must be resident at once."""
     return (H // _TILE) * (width // CHUNK)
+
+
+def ring(H: int) -> int:
+    """Entries of the weight ring: what shared memory has room for beside the tokens."""
+    return min(12, (_SHARED_MEMORY - 2 * ROWS * H - (8 << 10)) // (2 * _TILE * CHUNK))
 
 
 def _transposed(ref: Any) -> Any:
@@ -63,16 +72,16 @@ def _fence_async_proxy() -> None:
     fence()
 
 
-def _scalar(x: Any) -> ir.Value:
+def _scalar(x: Any) -> Value:
     return x.registers.item()
 
 
-def _as_index(x: Any) -> ir.Value:
+def _as_index(x: Any) -> Value:
     return arith.index_cast(ir.IndexType.get(), _scalar(x))
 
 
-def _index(x: int) -> ir.Value:
-    return arith.constant(ir.IndexType.get(), x)
+def _index(x: int) -> Value:
+    return mgpu.utils.c(x, ir.IndexType.get())
 
 
 def _load_weights(weights: Any, first: jax.Array, ways: int, n_slots: int) -> jax.Array:
@@ -88,7 +97,7 @@ def _load_weights(weights: Any, first: jax.Array, ways: int, n_slots: int) -> ja
             mgpu.utils.c(0.0, ir.F32Type.get()), (_TILE, ROWS), mgpu.WGMMA_LAYOUT
         )
 
-        def one(_: ir.Value, at: tuple[ir.Value, ...]) -> ir.Value:
+        def one(_: Value, at: tuple[Value, ...]) -> Value:
             stacked = arith.muli(arith.divui(at[0], _index(ROWS)), _index(ways))
             slot = arith.minui(arith.addi(first_slot, stacked), _index(n_slots - 1))
             return memref.load(ref, [arith.addi(arith.muli(slot, _index(ROWS)), at[1])])
@@ -105,7 +114,7 @@ def _store_keys(logits: jax.Array, keys: Any, first: jax.Array) -> None:
     def store(_: Any, value: Any, ref: Any, first: Any) -> None:
         start = _as_index(first)
 
-        def one(v: ir.Value, at: tuple[ir.Value, ...]) -> None:
+        def one(v: Value, at: tuple[Value, ...]) -> None:
             with mgpu.utils.when(arith.cmpi(arith.CmpIPredicate.ult, at[0], _index(ROWS))):
                 expert = arith.addi(start, at[0])
                 word = arith.index_castui(ir.IntegerType.get_signless(32), expert)
@@ -127,7 +136,7 @@ def _store_hidden(
     def store(_: Any, value: Any, ref: Any, first: Any, valid: Any, column: Any) -> None:
         first_slot, n_valid, start = _as_index(first), _as_index(valid), _as_index(column)
 
-        def one(v: ir.Value, at: tuple[ir.Value, ...]) -> None:
+        def one(v: Value, at: tuple[Value, ...]) -> None:
             stacked = arith.divui(at[0], _index(ROWS))
             slot = arith.addi(first_slot, arith.muli(stacked, _index(ways)))
             row = arith.addi(arith.muli(slot, _index(ROWS)), at[1])
@@ -147,7 +156,7 @@ def _store_transposed(value: jax.Array, out: Any, column: jax.Array) -> None:
     def store(_: Any, value: Any, ref: Any, column: Any) -> None:
         start = _as_index(column)
 
-        def one(v: ir.Value, at: tuple[ir.Value, ...]) -> None:
+        def one(v: Value, at: tuple[Value, ...]) -> None:
             memref.store(v, ref, [at[1], arith.addi(start, at[0])])
 
         value.foreach(one)
@@ -185,6 +194,7 @@ def _body(
     width: int,
     top_k: int,
     normalise: bool,
+    ring_size: int,
 ) -> None:
     n_chunks = H // CHUNK
     parts = width // CHUNK
@@ -192,7 +202,9 @@ def _body(
     n_slots = slots(top_k)
     n_blocks = blocks(H, width)
     ways = n_blocks // groups
-    routers = E // ROWS  # blocks that compute logits; the next one computes the shared expert's gate
+    routers = (
+        E // ROWS
+    )  # blocks that compute logits; the next one computes the shared expert's gate
     block = jax.lax.axis_index("block")
     thread = jax.lax.axis_index("wg")
     way, group = jax.lax.rem(block, ways), jax.lax.div(block, ways)
@@ -213,7 +225,7 @@ def _body(
         layer = layer_gmem[0]
 
         def fill(count: jax.Array, copy: Any) -> None:
-            entry = jax.lax.rem(count, _RING)
+            entry = jax.lax.rem(count, ring_size)
             plgpu.barrier_wait(empty.at[entry])
             copy(entry)
 
@@ -223,11 +235,13 @@ def _body(
                 def copy(entry: jax.Array) -> None:
                     start = pl.multiple_of(layer * E + block * ROWS, ROWS)
                     plgpu.copy_gmem_to_smem(
-                        router.at[pl.ds(start, ROWS), pl.ds(pl.multiple_of(c * CHUNK, CHUNK), CHUNK)],
+                        router.at[
+                            pl.ds(start, ROWS), pl.ds(pl.multiple_of(c * CHUNK, CHUNK), CHUNK)
+                        ],
                         ring.at[entry, pl.ds(0, ROWS)],
                         full.at[entry],
                     )
-                    for _ in range(STACK - 1):
+                    for _arrival in range(STACK - 1):
                         plgpu.barrier_arrive(full.at[entry])
 
                 fill(c, copy)
@@ -302,7 +316,7 @@ def _body(
                 def _() -> None:
                     tile_of(experts_down, layer * E + plan[1 + s])
 
-                for _ in range(STACK - 1):
+                for _arrival in range(STACK - 1):
                     plgpu.barrier_arrive(full.at[entry])
 
             fill(count, copy)
@@ -342,7 +356,7 @@ def _body(
 
     @pl.when(thread == _CONSUMER)
     def _consumer() -> None:
-        for entry in range(_RING):
+        for entry in range(ring_size):
             plgpu.barrier_arrive(empty.at[entry])
         for entry in range(n_chunks):
             plgpu.barrier_arrive(h_empty.at[entry])
@@ -352,7 +366,7 @@ def _body(
         def _router() -> None:
             def product(acc: Any) -> jax.Array:
                 def chunk(c: jax.Array, _: None) -> None:
-                    entry = jax.lax.rem(c, _RING)
+                    entry = jax.lax.rem(c, ring_size)
                     plgpu.barrier_wait(full.at[entry])
                     plgpu.wgmma(acc, ring.at[entry], _transposed(x_smem.at[c]))
                     plgpu.wgmma_wait(0)
@@ -383,7 +397,7 @@ def _body(
             def products(gate_acc: Any, up_acc: Any) -> tuple[jax.Array, jax.Array]:
                 def chunk(c: jax.Array, count: jax.Array) -> jax.Array:
                     tokens = _transposed(x_smem.at[c])
-                    entries = jax.lax.rem(count, _RING), jax.lax.rem(count + 1, _RING)
+                    entries = jax.lax.rem(count, ring_size), jax.lax.rem(count + 1, ring_size)
                     for entry, acc in zip(entries, (gate_acc, up_acc), strict=True):
                         plgpu.barrier_wait(full.at[entry])
                         plgpu.wgmma(acc, ring.at[entry], tokens)
@@ -412,7 +426,7 @@ def _body(
 
         def sums(acc: Any) -> jax.Array:
             def slot(s: jax.Array, count: jax.Array) -> jax.Array:
-                entry, h_entry = jax.lax.rem(count, _RING), jax.lax.rem(s, n_chunks)
+                entry, h_entry = jax.lax.rem(count, ring_size), jax.lax.rem(s, n_chunks)
                 plgpu.barrier_wait(full.at[entry])
                 plgpu.barrier_wait(h_full.at[h_entry])
                 plgpu.wgmma(acc, ring.at[entry], _transposed(x_smem.at[h_entry]))
@@ -445,7 +459,7 @@ def experts_of_few(
     """Routing, the chosen experts and the shared expert of up to 8 rows.
 
     Args:
-      x: [8, H] bf16; only the first `rows` rows count, the others must be finite.
+      x: [8, H] bf16; only the first `rows` rows count.
       router, shared_gate: [M, E, H] and [M, 1, H], all layers.
       experts_gate_up, experts_down: [M, E, 2 * width, H] and [M, E, H, width].
       shared_gate_up, shared_down: [M, 2 * width, H] and [M, H, width].
@@ -455,10 +469,17 @@ def experts_of_few(
       [width / 128, 8, H] float32: parts of the output, to be summed over the first axis.
     """
     M, E, H, width = experts_down.shape
-    n_slots, n_chunks = slots(top_k), H // CHUNK
+    n_slots, n_chunks, ring_size = slots(top_k), H // CHUNK, ring(H)
     call = plgpu.kernel(
         functools.partial(
-            _body, rows=rows, E=E, H=H, width=width, top_k=top_k, normalise=normalise
+            _body,
+            rows=rows,
+            E=E,
+            H=H,
+            width=width,
+            top_k=top_k,
+            normalise=normalise,
+            ring_size=ring_size,
         ),
         out_type=(
             jax.ShapeDtypeStruct((width // CHUNK, ROWS, H), jnp.float32),
@@ -468,9 +489,9 @@ def experts_of_few(
         ),
         scratch_types=(
             plgpu.SMEM((n_chunks, ROWS, CHUNK), jnp.bfloat16, transforms=_SWIZZLED),
-            plgpu.SMEM((_RING, _TILE, CHUNK), jnp.bfloat16, transforms=_SWIZZLED),
-            plgpu.Barrier(num_arrivals=STACK, num_barriers=_RING),
-            plgpu.Barrier(num_arrivals=1, num_barriers=_RING),
+            plgpu.SMEM((ring_size, _TILE, CHUNK), jnp.bfloat16, transforms=_SWIZZLED),
+            plgpu.Barrier(num_arrivals=STACK, num_barriers=ring_size),
+            plgpu.Barrier(num_arrivals=1, num_barriers=ring_size),
             plgpu.Barrier(num_arrivals=n_chunks),
             plgpu.Barrier(num_arrivals=1, num_barriers=n_chunks),
             plgpu.Barrier(num_arrivals=1, num_barriers=n_chunks),
@@ -483,9 +504,7 @@ def experts_of_few(
         grid_names=("block",),
         num_threads=3,
         thread_name="wg",
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-        ),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )
     parts, *_ = call(
         layer.reshape(1),
