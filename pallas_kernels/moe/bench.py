@@ -7,6 +7,7 @@ prefill figures count the routed experts' arithmetic, and compare with one large
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -53,17 +54,14 @@ def weights(shape: Shape) -> tuple[jax.Array, ...]:
 def chain(shape: Shape, implementation: Any, steps: int) -> Callable[..., jax.Array]:
     """Jitted layers one after the other, each on the normed output of the one before."""
 
+    layer: Any = functools.partial(
+        sparse_layer, top_k=shape.top_k, normalise=True, implementation=implementation
+    )
+
     @jax.jit
     def run(x: jax.Array, *stack: jax.Array) -> jax.Array:
         def step(x: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
-            y = sparse_layer(
-                x,
-                *stack,
-                i % _LAYERS,
-                top_k=shape.top_k,
-                normalise=True,
-                implementation=implementation,
-            )
+            y = layer(x, *stack, i % _LAYERS)
             z = x.astype(jnp.float32) + y.astype(jnp.float32)
             z = z * jax.lax.rsqrt(jnp.mean(z * z, axis=-1, keepdims=True) + 1e-6)
             return z.astype(x.dtype), None

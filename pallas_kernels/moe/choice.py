@@ -1,12 +1,13 @@
 """Top-k choice of up to 8 rows inside a Mosaic GPU kernel, written for the lanes of one warpgroup.
 
-Each warp takes two rows; a lane holds every 32nd expert. A key has the order of the bf16 logit in its upper half and
-falls with the expert id in its lower half, so one `redux.sync.max` finds the best expert left, ties to the lower id.
+Each warp takes every fourth row; a lane holds every 32nd expert. A key has the order of the bf16 logit in its upper
+half and falls with the expert id in its lower half, so one `redux.sync.max` finds the best expert left, ties to the
+lower id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ def _less(a: Value, b: Value) -> Value:
     return arith.cmpi(arith.CmpIPredicate.ult, a, b)
 
 
-def _sum(values: list[Value], add: Callable[[Value, Value], Value]) -> Value:
+def _sum(values: Sequence[Value], add: Callable[[Value, Value], Value]) -> Value:
     total = values[0]
     for v in values[1:]:
         total = add(total, v)
@@ -93,7 +94,7 @@ def scratch(E: int, top_k: int) -> tuple[Any, ...]:
 
 
 def choose(
-    keys: Any,
+    logits: Any,
     shared: Any,
     plan: Any,
     weights: Any,
@@ -104,10 +105,10 @@ def choose(
     top_k: int,
     normalise: bool,
 ) -> None:
-    """Fill the slot list from keys; to be called by one whole warpgroup.
+    """Fill the slot list from logits; to be called by one whole warpgroup.
 
     Args:
-      keys: int32 [8, E] in device memory.
+      logits: float32 [parts * 8, E] in device memory, parts to be added.
       shared: float32 [8] in device memory, the shared expert's gate before the sigmoid.
       plan: int32 [1 + slots] in shared memory; receives the number of slots and each slot's expert id by rising id.
       weights: float32 [slots * 8] in shared memory; receives each slot's weight for each row, rounded to bf16.
@@ -118,19 +119,24 @@ def choose(
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * 7)
     def run(
-        _: Any, keys: Any, shared: Any, plan: Any, weights: Any, masks: Any, ids: Any, shares: Any
+        _: Any, logits: Any, shared: Any, plan: Any, weights: Any, masks: Any, ids: Any, shares: Any
     ) -> None:
         f32 = ir.F32Type.get()
         zero = mgpu.utils.c(0.0, f32)
         thread = arith.andi(mgpu.utils.thread_idx(), i32(127))
         lane, warp = arith.andi(thread, i32(31)), arith.shrui(thread, i32(5))
-        for r in range(2):
-            row = arith.addi(arith.muli(warp, i32(2)), i32(r))
+        parts = ir.MemRefType(logits.type).shape[0] // ROWS
+        for r in range(-(-rows // 4)):
+            row = arith.addi(warp, i32(4 * r))
             used = _less(row, i32(rows))
-            left = [
-                memref.load(keys, [_index(row), _index(arith.addi(lane, i32(j * _LANES)))])
-                for j in range(words)
-            ]
+            left = []
+            for j in range(words):
+                expert = arith.addi(lane, i32(j * _LANES))
+                values = [
+                    memref.load(logits, [_index(arith.addi(row, i32(p * ROWS))), _index(expert)])
+                    for p in range(parts)
+                ]
+                left.append(key(_sum(values, arith.addf), expert))
             every = list(left)
             chosen = [i32(0)] * words
             best = []
@@ -163,13 +169,13 @@ def choose(
                 memref.store(bits, masks, [_index(arith.addi(arith.muli(row, i32(words)), i32(j)))])
         n_weights = ir.MemRefType(weights.type).shape[0]
         for start in range(0, n_weights, 128):
-            at = arith.addi(thread, i32(start))
-            with mgpu.utils.when(_less(at, i32(n_weights))):
-                memref.store(zero, weights, [_index(at)])
+            place = arith.addi(thread, i32(start))
+            with mgpu.utils.when(_less(place, i32(n_weights))):
+                memref.store(zero, weights, [_index(place)])
         mgpu.utils.warpgroup_barrier()
 
         union = [
-            _sum([memref.load(masks, [_index(row * words + j)]) for row in range(ROWS)], arith.ori)
+            _sum([memref.load(masks, [_index(row * words + j)]) for row in range(rows)], arith.ori)
             for j in range(words)
         ]
         first = [i32(1)]  # slot 0 is the shared expert
@@ -189,13 +195,14 @@ def choose(
             owner = arith.divui(thread, i32(top_k))
             expert = memref.load(ids, [_index(thread)])
             group = arith.shrui(expert, i32(5))
-            mask, slot = union[0], first[0]
+            mask, place = union[0], first[0]
             for j in range(1, words):
                 here = _equal(group, i32(j))
-                mask, slot = arith.select(here, union[j], mask), arith.select(here, first[j], slot)
+                mask = arith.select(here, union[j], mask)
+                place = arith.select(here, first[j], place)
             before = arith.subi(arith.shli(one, arith.andi(expert, i32(31))), one)
-            slot = arith.addi(slot, _popc(arith.andi(mask, before)))
-            at = _index(arith.addi(arith.muli(slot, i32(ROWS)), owner))
+            place = arith.addi(place, _popc(arith.andi(mask, before)))
+            at = _index(arith.addi(arith.muli(place, i32(ROWS)), owner))
             memref.store(memref.load(shares, [_index(thread)]), weights, [at])
         with mgpu.utils.when(_less(thread, i32(rows))):
             bf16 = ir.BF16Type.get()
@@ -205,4 +212,4 @@ def choose(
             rounded = arith.extf(f32, arith.truncf(bf16, gate))
             memref.store(rounded, weights, [_index(thread)])
 
-    run(keys, shared, plan, weights, *scratch)
+    run(logits, shared, plan, weights, *scratch)

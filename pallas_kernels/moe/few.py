@@ -4,8 +4,8 @@ Memory bound: every chosen expert's weights are read once, whoever chose it. The
 shared expert first and the others by rising id, so a token sums its own experts in one order whatever its neighbours
 chose: what the others add to it is exact zeros.
 
-0. The router: a block computes the logits of 8 experts and leaves sort keys in device memory; then every block lists
-   the slots for itself (`choice`).
+0. The router: a block computes parts of the logits of 8 experts into device memory; then every block lists the slots
+   for itself (`choice`).
 1. hidden = weight * silu(gate x) * (up x): a block owns 8 gate and 8 up rows of every `ways`-th slot and stacks up to 8
    slots of them into the 64 rows of a `wgmma`, whose 8 columns are the tokens.
 2. down @ hidden: a block owns 64 output rows and a 128 wide part of the hidden width and runs over all slots; the
@@ -54,6 +54,12 @@ def blocks(H: int, width: int) -> int:
 def ring(H: int) -> int:
     """Entries of the weight ring: what shared memory has room for beside the tokens."""
     return min(12, (_SHARED_MEMORY - 2 * ROWS * H - (8 << 10)) // (2 * _TILE * CHUNK))
+
+
+def router_splits(E: int, H: int, width: int) -> int:
+    """Parts of the hidden width that the router's product is cut into, a block each; 0 if the blocks are too few."""
+    most = min(4, blocks(H, width) // (E // ROWS))
+    return most if most < 3 else most - most % 2
 
 
 def _transposed(ref: Any) -> Any:
@@ -107,22 +113,22 @@ def _load_weights(weights: Any, first: jax.Array, ways: int, n_slots: int) -> ja
     return load(weights, first)
 
 
-def _store_keys(logits: jax.Array, keys: Any, first: jax.Array) -> None:
-    """Store keys of the first 8 rows (experts from `first`) of [64, 8] as columns of [8, E]."""
+def _store_logits(value: jax.Array, logits: Any, row: jax.Array, first: jax.Array) -> None:
+    """Store the first 8 rows (experts from `first`) of [64, 8] as columns of `logits`, tokens from `row`."""
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), plgpu.Layout.WG_SPLAT))
-    def store(_: Any, value: Any, ref: Any, first: Any) -> None:
-        start = _as_index(first)
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), *[plgpu.Layout.WG_SPLAT] * 2)
+    )
+    def store(_: Any, value: Any, ref: Any, row: Any, first: Any) -> None:
+        first_row, start = _as_index(row), _as_index(first)
 
         def one(v: Value, at: tuple[Value, ...]) -> None:
             with mgpu.utils.when(arith.cmpi(arith.CmpIPredicate.ult, at[0], _index(ROWS))):
-                expert = arith.addi(start, at[0])
-                word = arith.index_castui(ir.IntegerType.get_signless(32), expert)
-                memref.store(choice.key(v, word), ref, [at[1], expert])
+                memref.store(v, ref, [arith.addi(first_row, at[1]), arith.addi(start, at[0])])
 
         value.foreach(one)
 
-    store(logits, keys, first)
+    store(value, logits, row, first)
 
 
 def _store_hidden(
@@ -175,7 +181,7 @@ def _body(
     shared_down: Any,
     out: Any,
     hidden: Any,
-    keys: Any,
+    logits: Any,
     gates: Any,
     x_smem: Any,
     ring: Any,
@@ -195,6 +201,7 @@ def _body(
     top_k: int,
     normalise: bool,
     ring_size: int,
+    prefetch: bool,
 ) -> None:
     n_chunks = H // CHUNK
     parts = width // CHUNK
@@ -202,9 +209,9 @@ def _body(
     n_slots = slots(top_k)
     n_blocks = blocks(H, width)
     ways = n_blocks // groups
-    routers = (
-        E // ROWS
-    )  # blocks that compute logits; the next one computes the shared expert's gate
+    splits = router_splits(E, H, width)
+    router_chunks = n_chunks // splits
+    routers = E // ROWS * splits  # blocks that compute logits
     block = jax.lax.axis_index("block")
     thread = jax.lax.axis_index("wg")
     way, group = jax.lax.rem(block, ways), jax.lax.div(block, ways)
@@ -212,7 +219,9 @@ def _body(
     part_columns = pl.ds(pl.multiple_of(part * CHUNK, CHUNK), CHUNK)
     routed = pl.get_global(plgpu.SemaphoreType.REGULAR)
     met = pl.get_global(plgpu.SemaphoreType.REGULAR)
-    entries_of_router = jnp.where(block < routers, n_chunks, 0).astype(jnp.int32)
+    entries_of_router = jnp.where(block < routers, router_chunks, 0).astype(jnp.int32)
+    router_first = jax.lax.rem(block, splits) * router_chunks
+    router_expert = jax.lax.div(block, splits) * ROWS
 
     def my_stacks() -> tuple[jax.Array, jax.Array, jax.Array]:
         """Slots in use, and how many slots and stacks of them are this block's."""
@@ -231,13 +240,13 @@ def _body(
 
         @pl.when(block < routers)
         def _router() -> None:
+            rows = pl.ds(pl.multiple_of(layer * E + router_expert, ROWS), ROWS)
+
             def chunk(c: jax.Array, _: None) -> None:
                 def copy(entry: jax.Array) -> None:
-                    start = pl.multiple_of(layer * E + block * ROWS, ROWS)
+                    start = pl.multiple_of((router_first + c) * CHUNK, CHUNK)
                     plgpu.copy_gmem_to_smem(
-                        router.at[
-                            pl.ds(start, ROWS), pl.ds(pl.multiple_of(c * CHUNK, CHUNK), CHUNK)
-                        ],
+                        router.at[rows, pl.ds(start, CHUNK)],
                         ring.at[entry, pl.ds(0, ROWS)],
                         full.at[entry],
                     )
@@ -246,7 +255,21 @@ def _body(
 
                 fill(c, copy)
 
-            jax.lax.fori_loop(0, n_chunks, chunk, None)
+            jax.lax.fori_loop(0, router_chunks, chunk, None)
+
+        if prefetch:
+            # The memory idles while experts are chosen: fetch what needs no choice.
+            @pl.when(way == 0)
+            def _gate_up() -> None:
+                for half in range(2):
+                    start = pl.multiple_of(layer * (2 * width) + half * width + group * ROWS, ROWS)
+                    for c in range(n_chunks):
+                        plgpu.async_prefetch(
+                            shared_gate_up.at[pl.ds(start, ROWS), pl.ds(c * CHUNK, CHUNK)]
+                        )
+
+            start = pl.multiple_of(layer * H + tile * _TILE, _TILE)
+            plgpu.async_prefetch(shared_down.at[pl.ds(start, _TILE), part_columns])
 
         plgpu.barrier_wait(planned)
         n, mine, stacks = my_stacks()
@@ -328,9 +351,17 @@ def _body(
     def _activations() -> None:
         for c in range(n_chunks):
             plgpu.copy_gmem_to_smem(x.at[:, pl.ds(c * CHUNK, CHUNK)], x_smem.at[c], x_full)
-        pl.semaphore_wait(routed, routers + 1, decrement=False)
+
+        @pl.when(block == n_blocks - 1)
+        def _gate() -> None:
+            gate = shared_gate[layer_gmem[0]].astype(jnp.float32)
+            for row in range(rows):
+                gates[row] = jnp.sum(x[row].astype(jnp.float32) * gate)
+            plgpu.semaphore_signal(routed, memory_scope="gpu")
+
+        plgpu.semaphore_wait(routed, routers + 1, decrement=False, memory_scope="gpu")
         choice.choose(
-            keys,
+            logits,
             gates,
             plan,
             weights,
@@ -341,7 +372,7 @@ def _body(
             normalise=normalise,
         )
         plgpu.barrier_arrive(planned)
-        pl.semaphore_wait(met, n_blocks, decrement=False)
+        plgpu.semaphore_wait(met, n_blocks, decrement=False, memory_scope="gpu")
         _fence_async_proxy()
 
         def slot(s: jax.Array, _: None) -> None:
@@ -368,23 +399,16 @@ def _body(
                 def chunk(c: jax.Array, _: None) -> None:
                     entry = jax.lax.rem(c, ring_size)
                     plgpu.barrier_wait(full.at[entry])
-                    plgpu.wgmma(acc, ring.at[entry], _transposed(x_smem.at[c]))
+                    plgpu.wgmma(acc, ring.at[entry], _transposed(x_smem.at[router_first + c]))
                     plgpu.wgmma_wait(0)
                     plgpu.barrier_arrive(empty.at[entry])
 
-                jax.lax.fori_loop(0, n_chunks, chunk, None)
+                jax.lax.fori_loop(0, router_chunks, chunk, None)
                 return acc[...]
 
-            logits = pl.run_scoped(product, plgpu.ACC((_TILE, ROWS), jnp.float32))
-            _store_keys(logits, keys, block * ROWS)
-            pl.semaphore_signal(routed, 1)
-
-        @pl.when(block == routers)
-        def _gate() -> None:
-            gate = shared_gate[layer_gmem[0]].astype(jnp.float32)
-            for row in range(rows):
-                gates[row] = jnp.sum(x[row].astype(jnp.float32) * gate)
-            pl.semaphore_signal(routed, 1)
+            value = pl.run_scoped(product, plgpu.ACC((_TILE, ROWS), jnp.float32))
+            _store_logits(value, logits, jax.lax.rem(block, splits) * ROWS, router_expert)
+            plgpu.semaphore_signal(routed, memory_scope="gpu")
 
         plgpu.barrier_wait(planned)
         n, mine, stacks = my_stacks()
@@ -401,13 +425,22 @@ def _body(
                     for entry, acc in zip(entries, (gate_acc, up_acc), strict=True):
                         plgpu.barrier_wait(full.at[entry])
                         plgpu.wgmma(acc, ring.at[entry], tokens)
-                    plgpu.wgmma_wait(0)
-                    for entry in entries:
-                        plgpu.barrier_arrive(empty.at[entry])
+                    plgpu.wgmma_wait(2)  # the chunk before is done
+
+                    @pl.when(c > 0)
+                    def _() -> None:
+                        release(count - 2)
+
                     return count + 2
 
-                jax.lax.fori_loop(0, n_chunks, chunk, count)
-                return gate_acc[...], up_acc[...]
+                def release(count: jax.Array) -> None:
+                    for i in range(2):
+                        plgpu.barrier_arrive(empty.at[jax.lax.rem(count + i, ring_size)])
+
+                end = jax.lax.fori_loop(0, n_chunks, chunk, count)
+                values = gate_acc[...], up_acc[...]
+                release(end - 2)
+                return values
 
             gate, up = pl.run_scoped(
                 products,
@@ -422,7 +455,7 @@ def _body(
 
         count = jax.lax.fori_loop(0, stacks, stack, entries_of_router)
         _fence_async_proxy()
-        pl.semaphore_signal(met, 1)
+        plgpu.semaphore_signal(met, memory_scope="gpu")
 
         def sums(acc: Any) -> jax.Array:
             def slot(s: jax.Array, count: jax.Array) -> jax.Array:
@@ -430,9 +463,13 @@ def _body(
                 plgpu.barrier_wait(full.at[entry])
                 plgpu.barrier_wait(h_full.at[h_entry])
                 plgpu.wgmma(acc, ring.at[entry], _transposed(x_smem.at[h_entry]))
-                plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(empty.at[entry])
-                plgpu.barrier_arrive(h_empty.at[h_entry])
+                plgpu.wgmma_wait(1)  # the slot before is done
+
+                @pl.when(s > 0)
+                def _() -> None:
+                    plgpu.barrier_arrive(empty.at[jax.lax.rem(count - 1, ring_size)])
+                    plgpu.barrier_arrive(h_empty.at[jax.lax.rem(s - 1, n_chunks)])
+
                 return count + 1
 
             jax.lax.fori_loop(0, n, slot, count)
@@ -455,6 +492,7 @@ def experts_of_few(
     rows: int,
     top_k: int,
     normalise: bool,
+    prefetch: bool = True,
 ) -> jax.Array:
     """Routing, the chosen experts and the shared expert of up to 8 rows.
 
@@ -480,11 +518,12 @@ def experts_of_few(
             top_k=top_k,
             normalise=normalise,
             ring_size=ring_size,
+            prefetch=prefetch,
         ),
         out_type=(
             jax.ShapeDtypeStruct((width // CHUNK, ROWS, H), jnp.float32),
             jax.ShapeDtypeStruct((n_slots * ROWS, width), jnp.bfloat16),
-            jax.ShapeDtypeStruct((ROWS, E), jnp.int32),
+            jax.ShapeDtypeStruct((router_splits(E, H, width) * ROWS, E), jnp.float32),
             jax.ShapeDtypeStruct((ROWS,), jnp.float32),
         ),
         scratch_types=(

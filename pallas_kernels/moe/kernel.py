@@ -33,8 +33,8 @@ def unfit(
         return f"H={H} must be a multiple of 1024 and the expert width {width} of {few.CHUNK}"
     if shared_width != width:
         return f"the shared expert's width {shared_width} is not the experts' width {width}"
-    if E % 32 or few.blocks(H, width) <= E // few.ROWS:
-        return f"E={E} must be a multiple of 32 below {few.ROWS * few.blocks(H, width)}"
+    if E % 32 or few.blocks(H, width) < E // few.ROWS:
+        return f"E={E} must be a multiple of 32 up to {few.ROWS * few.blocks(H, width)}"
     if top_k > 16:
         return f"top_k={top_k} is above 16"
     if few.ring(H) < 4:

@@ -166,7 +166,7 @@ def _body(
                     plgpu.wgmma_wait(2)  # the step before is done
 
                     @pl.when(s > 0)
-                    def _() -> None:
+                    def _release() -> None:
                         plgpu.barrier_arrive(empty.at[jax.lax.rem(count + stages - 1, stages)])
 
                 jax.lax.fori_loop(0, n_steps, step, None)
