@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
-from pallas_kernels.moe import reference
+from pallas_kernels.moe import kernel, reference
 
 
 def route(
@@ -46,6 +47,16 @@ def routed_experts(
       Like `x`. Up to `reference.GATHER_TOKENS` tokens a row does not depend on the other rows bit for bit.
     """
     pick("routed_experts", implementation, pallas_unavailable=NO_KERNEL_YET)
+    return _routed(x, weights, experts, gate_up, down)
+
+
+def _routed(
+    x: Float[Array, "n H"],
+    weights: Float[Array, "n k"],
+    experts: Int[Array, "n k"],
+    gate_up: Float[Array, "E two_i H"],
+    down: Float[Array, "E H i"],
+) -> Float[Array, "n H"]:
     if x.shape[0] <= reference.GATHER_TOKENS:
         form = reference.gathered
     elif gate_up.shape[0] <= reference.DENSE_RATIO * experts.shape[1]:
@@ -53,3 +64,71 @@ def routed_experts(
     else:
         form = reference.sorted_blocks
     return form(x, weights, experts, gate_up, down)
+
+
+def sparse_layer(
+    x: Float[Array, "n H"],
+    router: Float[Array, "M E H"],
+    shared_gate: Float[Array, "M 1 H"],
+    experts_gate_up: Float[Array, "M E two_i H"],
+    experts_down: Float[Array, "M E H i"],
+    shared_gate_up: Float[Array, "M two_is H"],
+    shared_down: Float[Array, "M H is"],
+    layer: Int[Array, ""] | int,
+    *,
+    top_k: int,
+    normalise: bool,
+    implementation: Implementation = None,
+) -> Float[Array, "n H"]:
+    """One sparse feed-forward layer: router, routed experts, and the shared expert under its gate.
+
+    `routed_experts(x, *route(x @ router.T)) + sigmoid(x @ shared_gate.T) * shared(x)`, with the weights of all M layers
+    given whole, so that a loop over layers copies none of them.
+
+    Args:
+      x: activations.
+      router, shared_gate, experts_gate_up, experts_down, shared_gate_up, shared_down: weights of all layers; gate rows
+        come before up rows.
+      layer: which layer, may be traced.
+      top_k, normalise: see `route`.
+      implementation: None takes "pallas" (a Hopper GPU, bfloat16 and sizes that fit, see `kernel.unavailable`) or else
+        "reference".
+
+    Returns:
+      Like `x`. Up to `reference.GATHER_TOKENS` tokens a row does not depend on the other rows bit for bit.
+
+    Raises:
+      NotImplementedError: "pallas" was asked for and cannot run.
+      ValueError: the name is unknown.
+    """
+    if implementation not in (None, "reference", "pallas"):
+        raise ValueError(
+            f"sparse_layer: implementation={implementation!r} is unknown; "
+            "use None, 'reference' or 'pallas'"
+        )
+    _, E, H, width = experts_down.shape
+    if implementation != "reference":
+        why_not = kernel.unavailable(
+            x.dtype, E=E, H=H, width=width, shared_width=shared_down.shape[2], top_k=top_k
+        )
+        if why_not is None:
+            return kernel.sparse_layer(
+                x,
+                router,
+                shared_gate,
+                experts_gate_up,
+                experts_down,
+                shared_gate_up,
+                shared_down,
+                jax.numpy.asarray(layer, jax.numpy.int32),
+                top_k=top_k,
+                normalise=normalise,
+            )
+        if implementation == "pallas":
+            raise NotImplementedError(
+                f"sparse_layer: implementation='pallas' cannot run: {why_not}"
+            )
+    weights, experts = route(reference.linear(x, router[layer]), top_k=top_k, normalise=normalise)
+    routed = _routed(x, weights, experts, experts_gate_up[layer], experts_down[layer])
+    shared = reference.gated_mlp(x, shared_gate_up[layer], shared_down[layer])
+    return routed + jax.nn.sigmoid(reference.linear(x, shared_gate[layer])) * shared

@@ -123,3 +123,18 @@ def sorted_blocks(
     back = jnp.zeros((pairs, x.shape[1]), x.dtype)
     back = back.at[pair.reshape(-1)].set(y.reshape(-1, x.shape[1]), mode="drop")
     return jnp.sum(back.reshape(n, k, -1) * weights[:, :, None], axis=1)
+
+
+def linear(x: Float[Array, "n i"], weight: Float[Array, "o i"]) -> Float[Array, "n o"]:
+    """`x @ weight.T`, accumulated in float32."""
+    return jnp.matmul(x, weight.T, precision=_EXACT, preferred_element_type=jnp.float32).astype(
+        x.dtype
+    )
+
+
+def gated_mlp(
+    x: Float[Array, "n H"], gate_up: Float[Array, "two_i H"], down: Float[Array, "H i"]
+) -> Float[Array, "n H"]:
+    """`down(silu(gate x) * up x)`."""
+    gate, up = jnp.split(linear(x, gate_up), 2, axis=-1)
+    return linear(jax.nn.silu(gate) * up, down)

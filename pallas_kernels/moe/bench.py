@@ -1,0 +1,136 @@
+"""Time sparse layers on a GPU, one JSON line a shape: `python -m pallas_kernels.moe.bench`.
+
+Decode figures count the bytes of the experts really chosen by random routing, and compare with a copy in the same run;
+prefill figures count the routed experts' arithmetic, and compare with one large matmul in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.moe import reference, sparse_layer
+from pallas_kernels.moe.shapes import SHAPES, Shape
+
+_LAYERS = 3  # rotated, so that no expert is still in the L2 cache
+
+
+def seconds(f: Callable[..., Any], *args: Any, repeat: int = 5) -> float:
+    """Median wall time of a jitted call, without the first."""
+    jax.block_until_ready(f(*args))
+    times = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        jax.block_until_ready(f(*args))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def weights(shape: Shape) -> tuple[jax.Array, ...]:
+    """Random weights of `_LAYERS` layers, in the order `sparse_layer` takes them."""
+    E, H, width = shape.E, shape.H, shape.width
+    sizes = ((E, H), (1, H), (E, 2 * width, H), (E, H, width), (2 * width, H), (H, width))
+
+    @jax.jit
+    def make(key: jax.Array) -> tuple[jax.Array, ...]:
+        keys = jax.random.split(key, len(sizes))
+        return tuple(
+            jax.random.normal(k, (_LAYERS, *s), jnp.bfloat16) * jnp.bfloat16(s[-1] ** -0.5)
+            for k, s in zip(keys, sizes, strict=True)
+        )
+
+    return make(jax.random.key(0))
+
+
+def chain(shape: Shape, implementation: Any, steps: int) -> Callable[..., jax.Array]:
+    """Jitted layers one after the other, each on the normed output of the one before."""
+
+    layer: Any = functools.partial(
+        sparse_layer, top_k=shape.top_k, normalise=True, implementation=implementation
+    )
+
+    @jax.jit
+    def run(x: jax.Array, *stack: jax.Array) -> jax.Array:
+        def step(x: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+            y = layer(x, *stack, i % _LAYERS)
+            z = x.astype(jnp.float32) + y.astype(jnp.float32)
+            z = z * jax.lax.rsqrt(jnp.mean(z * z, axis=-1, keepdims=True) + 1e-6)
+            return z.astype(x.dtype), None
+
+        return jax.lax.scan(step, x, jnp.arange(steps, dtype=jnp.int32))[0]
+
+    return run
+
+
+def distinct(shape: Shape, x: jax.Array, stack: tuple[jax.Array, ...]) -> float:
+    """Mean number of distinct experts a layer chooses along the chain."""
+    counts = []
+    for i in range(8):
+        _, experts = reference.route(
+            reference.linear(x, stack[0][i % _LAYERS]), shape.top_k, normalise=True
+        )
+        counts.append(len(np.unique(np.asarray(experts))))
+        x = chain(shape, "pallas", i + 1)(x, *stack) if i < 2 else jnp.roll(x, 1, axis=1)
+    return float(np.mean(counts))
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=list(SHAPES), default="35B-A3B")
+    parser.add_argument("--tokens", type=int, nargs="*", default=[1, 2, 4, 8, 2048, 4096])
+    parser.add_argument("--implementations", nargs="*", default=["pallas", "reference"])
+    options = parser.parse_args()
+    shape = SHAPES[options.shape]
+    stack = weights(shape)
+    big = jnp.ones((1 << 29,), jnp.bfloat16)
+    copy = 2 * big.nbytes / seconds(jax.jit(lambda a: a + 1), big) / 1e12
+    a, b = jnp.ones((8192, 5120), jnp.bfloat16), jnp.ones((5120, 17408), jnp.bfloat16)
+    product = 2 * 8192 * 5120 * 17408 / seconds(jax.jit(jnp.matmul), a, b) / 1e12
+    del big, a, b
+    device = jax.devices()[0].device_kind
+    for n in options.tokens:
+        x = jax.random.normal(jax.random.key(n), (n, shape.H), jnp.bfloat16)
+        for implementation in options.implementations:
+            few = n <= reference.GATHER_TOKENS
+            steps = (60 if few else 6) if implementation == "pallas" else 6
+            taken = seconds(chain(shape, implementation, steps), x, *stack) / steps
+            line = {
+                "op": "sparse_layer",
+                "shape": options.shape,
+                "tokens": n,
+                "implementation": implementation,
+                "device": device,
+                "jax": jax.__version__,
+                "us": round(taken * 1e6, 1),
+            }
+            if few:
+                chosen = distinct(shape, x, stack)
+                size = (chosen + 1) * 6 * shape.H * shape.width + 2 * shape.E * shape.H
+                line |= {
+                    "experts": round(chosen, 1),
+                    "TB/s": round(size / taken / 1e12, 3),
+                    "share": round(size / taken / 1e12 / copy, 3),
+                    "copy TB/s": round(copy, 2),
+                }
+            else:
+                work = 6 * shape.H * shape.width * n * shape.top_k
+                line |= {
+                    "TFLOP/s": round(work / taken / 1e12, 1),
+                    "share": round(work / taken / 1e12 / product, 3),
+                    "matmul TFLOP/s": round(product),
+                }
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
