@@ -9,17 +9,17 @@ blocks compute on counters in global memory.
 - Tiles of 64 weight rows are the M side of `wgmma`, the rows of x its N side of 8.
 - All blocks must be resident at once: one block a multiprocessor, at most as many as there are.
 - The tiles x steps of K of a product are cut into equal runs, one a block, so that all blocks end together. A tile that
-  two blocks share is summed in the order of K: either by the block that began it, or from stored parts by `Add`.
+  several blocks share is summed in the order of K by the block that begins it; the others reach it first in their runs.
 - A column of a `wgmma` result depends on its own row of x alone, and the order of summation on shapes alone: a row's
   bits do not depend on its neighbours.
-- The RMS norm is split: `Add` multiplies x by (1 + weight) and stores sums of squares, and the product that reads it
-  scales its result. Scaling a row after the product differs from before it by rounding alone.
+- The RMS norm is split: who adds to the residual stream also multiplies it by (1 + weight) and stores sums of squares,
+  and the product that reads it scales its result. Scaling a row after the product differs from before it by rounding.
 - Weights are taken as the whole stack [L, M, K] and a layer index, so a loop over layers copies nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,8 +33,8 @@ from jaxlib.mlir.dialects import llvm
 ROWS = 8
 """Rows that a chain computes; the real ones come first, the others may hold anything."""
 _TILE = 64
-_HALF = 128
-"""A step reads two pieces of [64, 128] weights: neighbours along K, or the gate's rows and the up projection's."""
+_HALF = 256
+"""A step reads two pieces of [64, 256] weights: neighbours along K, or the gate's rows and the up projection's."""
 
 
 def unavailable(dtype: Any, widths: Iterable[int]) -> str | None:
@@ -63,19 +63,26 @@ class Product:
     Args:
       rows: weight rows M; with `swiglu` the first half is the gate and the second goes with it.
       width: K.
-      kind: "parts" leaves float32 sums over runs of K for the `Add` that must follow; "rows" gives the result in
-        `dtype`; "swiglu" gives `silu(gate) * up`.
+      kind: "rows" gives the result in `dtype`; "swiglu" gives `silu(gate) * up`; "add" adds the result to the residual
+        stream and prepares the stream's RMS norm (see the module).
       dtype: of the result of "rows".
+      eps: of the norm of "add".
     """
 
     rows: int
     width: int
     kind: str
     dtype: Any = jnp.bfloat16
+    eps: float = 0.0
 
     @property
     def outputs(self) -> int:
         return self.rows // 2 if self.kind == "swiglu" else self.rows
+
+    @property
+    def pieces(self) -> int:
+        """Sums that a tile accumulates."""
+        return 2 if self.kind == "swiglu" else 1
 
     @property
     def step(self) -> int:
@@ -94,15 +101,10 @@ class Product:
         """Steps of a block."""
         return -(-self.tiles * self.steps // blocks)
 
-    def most_parts(self, blocks: int) -> int:
-        """Most blocks that share a tile."""
-        n, run = self.steps, self.run(blocks)
-        return max(((t + 1) * n - 1) // run - t * n // run + 1 for t in range(self.tiles))
-
 
 @dataclass(frozen=True)
 class Add:
-    """Adds the parts of the product before it to the residual stream and prepares its RMS norm (see the module)."""
+    """What "add" does with its result, with parts that were computed before the chain; only the first stage."""
 
     eps: float
 
@@ -113,35 +115,35 @@ class Result(NamedTuple):
     result: Any
     """Of a last product of kind "rows" or "swiglu": [8, N]."""
     residual: Any
-    """bfloat16 [H, 8]: the residual stream after the last `Add`."""
+    """bfloat16 [H, 8]: the residual stream as it was last added to."""
     normed: Any
-    """Of a last `Add`: bfloat16 [8, H], the stream times (1 + weight), not yet divided by its rms."""
+    """Of a last stage that adds: bfloat16 [8, H], the stream times (1 + weight), not yet divided by its rms."""
     squares: Any
-    """Of a last `Add`: float32 [128, 8], sums of squares over runs of 64 channels; rows past H / 64 are unwritten."""
+    """Of a last stage that adds: float32 [128, 8], sums of squares over runs of 64 channels; from row H / 64 on
+    unwritten."""
 
 
 def chain(
     stages: tuple[Product | Add, ...],
     first: jax.Array,
     residual: jax.Array,
-    weights: tuple[jax.Array, ...],
+    weights: tuple[tuple[jax.Array, ...], ...],
     layers: jax.Array,
     *,
     blocks: int | None = None,
-    depth: int = 5,
+    depth: int = 3,
     interpret: Any = None,
 ) -> Result:
     """Run a chain of products and adds.
 
     Args:
-      stages: a product after an `Add` reads the normed stream, one after a "swiglu" its result; "parts" are followed by
-        an `Add`.
+      stages: a product after one that adds reads the normed stream, one after "swiglu" its result.
       first: input of the first stage: bfloat16 [8, K] of a product, float32 parts [P, H, 8] of an `Add`.
-      residual: bfloat16 [H, 8], the stream that the first `Add` adds to.
-      weights: for each stage its stack, bfloat16: [L, M, K] of a product, [L, H] of a norm.
-      layers: int32, for each stage the index in its stack.
+      residual: bfloat16 [H, 8], the stream that is added to.
+      weights: for each stage its stacks, bfloat16: [L, M, K] of a product, [L, H] of a norm; "add" has both.
+      layers: int32, for each of these stacks the index in it.
       blocks: thread blocks, at most the multiprocessors of the device; None: as many.
-      depth: steps in flight; each takes 36 KiB of shared memory.
+      depth: steps in flight; each takes 72 KiB of shared memory.
       interpret: parameters of Mosaic's interpreter, to run without a GPU.
 
     Rows are independent of each other bit for bit.
@@ -159,23 +161,22 @@ def chain(
         return len(out_types) - 1
 
     places: list[dict[str, int]] = []
-    counters = 0
-    for stage in stages:
-        at: dict[str, int] = {"done": counters}
+    counters = stacks = 0
+    for stage, own in zip(stages, weights, strict=True):
+        at: dict[str, int] = {"done": counters, "stack": stacks}
         counters += 1
-        if isinstance(stage, Add):
+        stacks += len(own)
+        if _adds(stage):
             at |= {
                 "residual": new((H, ROWS), bf16),
                 "normed": new((ROWS, H), bf16),
                 "squares": new((128, ROWS), f32),
             }
-        elif stage.kind == "parts":
-            at["parts"] = new((stage.most_parts(blocks), stage.rows, ROWS), f32)
-        else:
-            pieces = 2 if stage.kind == "swiglu" else 1
+        elif isinstance(stage, Product):
+            at["result"] = new((ROWS, stage.outputs), stage.dtype)
+        if isinstance(stage, Product):
             at |= {
-                "result": new((ROWS, stage.outputs), stage.dtype),
-                "shared": new((blocks, pieces, _TILE, ROWS), f32),
+                "shared": new((blocks, stage.pieces, _TILE, ROWS), f32),
                 "flags": counters,
             }
             counters += blocks
@@ -183,7 +184,7 @@ def chain(
 
     def body(*refs: Any) -> None:
         first_ref, residual_ref, layers_ref, *rest = refs
-        weight_refs, rest = rest[: len(stages)], rest[len(stages) :]
+        weight_refs, rest = rest[:stacks], rest[stacks:]
         outs, (w_smem, x_smem, filled, emptied) = rest[: len(out_types)], rest[len(out_types) :]
         sems = pl.get_global(plgpu.SemaphoreType.REGULAR((counters,)))
         block, role = jax.lax.axis_index("block"), jax.lax.axis_index("role")
@@ -204,12 +205,12 @@ def chain(
             if i == 0:
                 return first_ref, None, 0
             before, at = stages[i - 1], places[i - 1]
-            if isinstance(before, Add):
+            if _adds(before):
                 return outs[at["normed"]], at["done"], chunks
             return outs[at["result"]], at["done"], blocks
 
         def load(i: int, stage: Product, issued: Any) -> Any:
-            weight, layer = weight_refs[i], layers_ref[i]
+            weight, layer = weight_refs[places[i]["stack"]], layers_ref[places[i]["stack"]]
             x, counter, count = source(i)
             begin, end = span(stage)
             steps = stage.steps
@@ -250,7 +251,7 @@ def chain(
 
         def scale_of(i: int) -> Any:
             """1 / rms of each row, where the product reads a normed stream."""
-            if i == 0 or not isinstance(stages[i - 1], Add):
+            if i == 0 or not _adds(stages[i - 1]):
                 return None
             wait(places[i - 1]["done"], chunks)
             sums = outs[places[i - 1]["squares"]]
@@ -260,40 +261,62 @@ def chain(
                 index = plgpu.broadcasted_iota(jnp.int32, part.shape, 0, layout=wgmma)
                 part = jnp.sum(jnp.where(index + low < chunks, part, 0.0), axis=0)
                 total = part if total is None else total + part
-            scale = jax.lax.rsqrt(total / H + stages[i - 1].eps)
+            scale = jax.lax.rsqrt(total / H + float(stages[i - 1].eps))
             return jax.lax.broadcast_in_dim(scale, (_TILE, ROWS), (1,))
+
+        def stream_before(i: int) -> Any:
+            before = [outs[at["residual"]] for at in places[:i] if "residual" in at]
+            return before[-1] if before else residual_ref
+
+        def add(i: int, tile: Any, total: Callable[[], Any]) -> None:
+            """Add to 64 channels of the stream and prepare their norm."""
+            at, rows = places[i], pl.ds(tile * _TILE, _TILE)
+            norm = at["stack"] + isinstance(stages[i], Product)
+            x = _read(stream_before(i).at[rows], wgmma).astype(f32)
+            weight = _read(weight_refs[norm].at[layers_ref[norm], rows], wgmma.reduce(1))
+            weight = jax.lax.broadcast_in_dim(weight.astype(f32), x.shape, (0,))
+            x = (x + total().astype(bf16).astype(f32)).astype(bf16)
+            outs[at["residual"]].at[rows][...] = x
+            x = x.astype(f32)
+            outs[at["squares"]].at[tile][...] = jnp.sum(x * x, axis=0)
+            put(outs[at["normed"]], rows, x * (1.0 + weight))
+            signal(at["done"])
+
+        def put(out: Any, channels: Any, value: Any) -> None:
+            value = plgpu.layout_cast(value.astype(out.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
+            out.at[:, channels].transpose((1, 0))[...] = value
 
         def multiply(i: int, stage: Product, done: Any) -> Any:
             at, steps, run = places[i], stage.steps, stage.run(blocks)
             begin, end = span(stage)
             scale = scale_of(i)
-            pieces = 2 if stage.kind == "swiglu" else 1
+            pieces, shared = stage.pieces, outs[at["shared"]]
 
             @pl.loop(begin // steps, (end + steps - 1) // steps)
             def _(tile: Any) -> None:
                 low, high = jnp.maximum(begin, tile * steps), jnp.minimum(end, (tile + 1) * steps)
 
                 def sums(*accs: Any) -> Any:
-                    @pl.loop(low, high)
-                    def _(step: Any) -> None:
+                    def one(step: Any, _: Any) -> None:
                         slot = jax.lax.rem(done + step - begin, depth)
                         plgpu.barrier_wait(filled.at[slot])
                         for half in range(2):
                             k = 0 if pieces == 2 else half * _HALF
                             x = x_smem.at[slot, :, pl.ds(k, _HALF)].transpose((1, 0))
                             plgpu.wgmma(accs[half % pieces], w_smem.at[slot, half], x)
-                        plgpu.wgmma_wait(0)
-                        plgpu.barrier_arrive(emptied.at[slot])
+                        # The products of the step before have ended once only this one's are under way.
+                        plgpu.wgmma_wait(2)
+                        before = jax.lax.rem(done + step - begin + depth - 1, depth)
+                        pl.when(step > low)(lambda: plgpu.barrier_arrive(emptied.at[before]))
 
+                    jax.lax.fori_loop(low, high, one, None)
+                    plgpu.wgmma_wait(0)
+                    last = jax.lax.rem(done + high - 1 - begin, depth)
+                    plgpu.barrier_arrive(emptied.at[last])
                     return tuple(acc[...] for acc in accs)
 
                 totals = pl.run_scoped(sums, *(plgpu.ACC((_TILE, ROWS), f32),) * pieces)
                 owner = tile * steps // run
-                row = jnp.minimum(tile * _TILE, stage.outputs - _TILE)
-                if stage.kind == "parts":
-                    outs[at["parts"]].at[block - owner, pl.ds(row, _TILE)][...] = totals[0]
-                    return
-                shared = outs[at["shared"]]
 
                 @pl.when(block > owner)
                 def _give() -> None:
@@ -301,10 +324,7 @@ def chain(
                         shared.at[block, p][...] = totals[p]
                     signal(at["flags"] + block)
 
-                @pl.when(block == owner)
-                def _finish() -> None:
-                    sharers = ((tile + 1) * steps - 1) // run - owner
-
+                def sum_of_all() -> Any:
                     def take(other: Any, results: Any) -> Any:
                         wait(at["flags"] + block + other, 1)
                         return tuple(
@@ -312,62 +332,33 @@ def chain(
                             for p, r in enumerate(results)
                         )
 
+                    sharers = ((tile + 1) * steps - 1) // run - owner
                     results = jax.lax.fori_loop(1, sharers + 1, take, totals)
-                    if scale is not None:
-                        results = [r * scale for r in results]
-                    if stage.kind == "swiglu":
-                        gate, up = (r.astype(bf16).astype(f32) for r in results)
-                        result = gate / (1.0 + jnp.exp(-gate)) * up
-                    else:
-                        result = results[0]
-                    out = outs[at["result"]].at[:, pl.ds(row, _TILE)].transpose((1, 0))
-                    result = plgpu.layout_cast(result, plgpu.Layout.WGMMA_TRANSPOSED)
-                    out[...] = result.astype(stage.dtype)
+                    return results if scale is None else tuple(r * scale for r in results)
 
-            if i + 1 < len(stages):
+                @pl.when(block == owner)
+                def _finish() -> None:
+                    if stage.kind == "add":
+                        add(i, tile, lambda: sum_of_all()[0])
+                        return
+                    result, *up = sum_of_all()
+                    if up:
+                        gate, up = (r.astype(bf16).astype(f32) for r in (result, up[0]))
+                        result = gate / (1.0 + jnp.exp(-gate)) * up
+                    row = jnp.minimum(tile * _TILE, stage.outputs - _TILE)
+                    put(outs[at["result"]], pl.ds(row, _TILE), result)
+
+            if i + 1 < len(stages) and stage.kind != "add":
                 signal(at["done"])
             return done + end - begin
 
-        def add(i: int, stage: Add) -> None:
-            at = places[i]
-            parts = first_ref if i == 0 else outs[places[i - 1]["parts"]]
-            stream = next(
-                (
-                    outs[places[j]["residual"]]
-                    for j in reversed(range(i))
-                    if "residual" in places[j]
-                ),
-                residual_ref,
+        def enter() -> None:
+            """The first stage, where it is an `Add`."""
+            parts = [first_ref.at[p] for p in range(first.shape[0])]
+            rows = pl.ds(block * _TILE, _TILE)
+            pl.when(block < chunks)(
+                lambda: add(0, block, lambda: sum(_read(part.at[rows], wgmma) for part in parts))
             )
-
-            @pl.when(block < chunks)
-            def _() -> None:
-                rows = pl.ds(block * _TILE, _TILE)
-                count: Any = parts.shape[0]
-                if i > 0:
-                    before = stages[i - 1]
-                    assert isinstance(before, Product)
-                    wait(places[i - 1]["done"], blocks)
-                    steps, run = before.steps, before.run(blocks)
-                    count = ((block + 1) * steps - 1) // run - block * steps // run + 1
-                total = jax.lax.fori_loop(
-                    1,
-                    count,
-                    lambda p, total: total + _read(parts.at[p, rows], wgmma),
-                    _read(parts.at[0, rows], wgmma),
-                )
-                x = _read(stream.at[rows], wgmma).astype(f32)
-                x = (x + total.astype(bf16).astype(f32)).astype(bf16)
-                outs[at["residual"]].at[rows][...] = x
-                x = x.astype(f32)
-                outs[at["squares"]].at[block][...] = jnp.sum(x * x, axis=0)
-                weight = _read(weight_refs[i].at[layers_ref[i], rows], wgmma.reduce(1))
-                weight = jax.lax.broadcast_in_dim(weight.astype(f32), x.shape, (0,))
-                normed = plgpu.layout_cast(
-                    (x * (1.0 + weight)).astype(bf16), plgpu.Layout.WGMMA_TRANSPOSED
-                )
-                outs[at["normed"]].at[:, rows].transpose((1, 0))[...] = normed
-                signal(at["done"])
 
         @pl.when(role == 1)
         def _load() -> None:
@@ -383,7 +374,7 @@ def chain(
                 if isinstance(stage, Product):
                     done = multiply(i, stage, done)
                 else:
-                    add(i, stage)
+                    enter()
 
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     run = plgpu.kernel(
@@ -404,11 +395,15 @@ def chain(
         ),
         interpret=interpret,
     )
-    outs = run(first, residual, layers, *weights)
+    outs = run(first, residual, layers, *(stack for own in weights for stack in own))
     streams = [outs[at["residual"]] for at in places if "residual" in at]
     found = {name: outs[place] for name, place in places[-1].items() if name in Result._fields}
     none = dict.fromkeys(Result._fields)
     return Result(**none | found | {"residual": streams[-1] if streams else None})
+
+
+def _adds(stage: Product | Add) -> bool:
+    return isinstance(stage, Add) or stage.kind == "add"
 
 
 def _read(ref: Any, layout: Any) -> Any:

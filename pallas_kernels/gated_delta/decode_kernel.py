@@ -67,11 +67,12 @@ def gated_delta_decode(
     continues: jax.Array,
     *,
     eps: float,
+    ba_at: int = 0,
     tuning: Tuning = Tuning(),
     interpret: Any = False,
 ) -> jax.Array:
     """See `api.gated_delta_decode`."""
-    B = qkvz.shape[0]
+    B = read_slots.shape[0]
     nv = dt_bias.shape[1]
     nk = (conv.shape[1] - nv * D) // (2 * D)
     r = nv // nk
@@ -139,7 +140,7 @@ def gated_delta_decode(
                 plgpu.griddepcontrol_launch_dependents()
 
             # All loads come before the first barrier, so that they are under way together.
-            b, a = ba_ref[row, head], ba_ref[row, nv + head]
+            b, a = ba_ref[row, ba_at + head], ba_ref[row, ba_at + nv + head]
             z = load(qkvz_ref.at[row, pl.ds((2 * nk + nv + head) * D, D)], layouts.everywhere())
             blocks = []
             for i in range(-(-3 // groups)):
@@ -254,7 +255,7 @@ def gated_delta_decode(
     # Not `plgpu.kernel`: its vmap rule does not let Refs through.
     run = pl.kernel(
         scoped,
-        out_type=jax.ShapeDtypeStruct((B, nv * D), jnp.bfloat16),
+        out_type=jax.ShapeDtypeStruct((qkvz.shape[0], nv * D), jnp.bfloat16),
         mesh=plgpu.Mesh(num_threads=groups, thread_name="wg", **where),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,

@@ -25,9 +25,9 @@ from ninfer_jax.models.qwen3_5 import layers
 from ninfer_jax.models.qwen3_5.params import SparseMLP, TextParameters
 from ninfer_jax.models.qwen3_5.state import DeviceState
 from pallas_kernels.decode_chain import ROWS, Add, Product, chain, unavailable
-from pallas_kernels.gated_delta import gated_delta_decode
+from pallas_kernels.gated_delta.decode_kernel import gated_delta_decode
 from pallas_kernels.moe import sparse_layer
-from pallas_kernels.paged_attention import attention_decode
+from pallas_kernels.paged_attention.decode_kernel import attention_decode
 
 
 def fits(config: Qwen3_5Config, params: TextParameters, rows: int) -> bool:
@@ -146,7 +146,7 @@ def _enter(
 ) -> tuple[Array, Array]:
     """Add what the layer before computed, norm, and project."""
     stages = (Add(config.rms_norm_eps), _product(name, weight))
-    out = chain(stages, parts, stream, (norm, weight), index)
+    out = chain(stages, parts, stream, ((norm,), (weight,)), index)
     return out.result, out.residual
 
 
@@ -163,6 +163,7 @@ def _linear(
     window, recurrent = jax.new_ref(images.window), jax.new_ref(images.recurrent)
     mixed = gated_delta_decode(
         projected,
+        projected,
         p.conv,
         p.dt_bias,
         p.a_log,
@@ -174,6 +175,7 @@ def _linear(
         slots,
         (positions > 0).astype(jnp.int32),
         eps=config.rms_norm_eps,
+        ba_at=config.linear_conv_size + config.linear_value_size,
     )
     return mixed, replace(images, window=window[...], recurrent=recurrent[...])
 
@@ -214,17 +216,15 @@ def _dense_layer(
     index: Array,
 ) -> tuple[Array, Array]:
     """From a mixer's result to the next layer's input projection."""
-    add = Add(config.rms_norm_eps)
     H, width = mlp.down_proj.shape[1:]
+    eps = config.rms_norm_eps
     stages = (
-        Product(H, mixed.shape[1], "parts"),
-        add,
+        Product(H, mixed.shape[1], "add", eps=eps),
         Product(2 * width, H, "swiglu"),
-        Product(H, width, "parts"),
-        add,
+        Product(H, width, "add", eps=eps),
         _product(name, after[1]),
     )
-    weights = (*out, mlp.gate_up_proj, mlp.down_proj, *after)
+    weights = (out, (mlp.gate_up_proj,), (mlp.down_proj, after[0]), (after[1],))
     result = chain(stages, mixed, stream, weights, index)
     return result.result, result.residual
 
@@ -240,8 +240,8 @@ def _sparse_layer(
 ) -> tuple[Array, Array]:
     """From a mixer's result to what the experts add to the stream, as the parts of one `Add`."""
     H, eps = stream.shape[0], config.rms_norm_eps
-    stages = (Product(H, mixed.shape[1], "parts"), Add(eps))
-    result = chain(stages, mixed, stream, out, index)
+    stages = (Product(H, mixed.shape[1], "add", eps=eps),)
+    result = chain(stages, mixed, stream, (out,), index)
     mean = jnp.sum(result.squares[: H // 64], axis=0) / H
     normed = result.normed.astype(jnp.float32) * jax.lax.rsqrt(mean + eps)[:, None]
     y = sparse_layer(
