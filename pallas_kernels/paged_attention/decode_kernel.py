@@ -30,13 +30,51 @@ BLOCKS = 132
 PAGE = 64
 HEAD_DIM = 256
 ROTARY = 64
+MOST_ROWS = 16
+MOST_TOKENS = 16
+MOST_GROUP = 8
 MOST_QUERIES = 32
+"""Queries of one block: the accumulators of more do not fit the registers."""
 _LOG2E = math.log2(math.e)
 _LOWEST = -1e30
 _TILE = plgpu.Layout.WGMMA
 _TURNED = plgpu.Layout.WGMMA_TRANSPOSED
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
 _ROW = plgpu.Layout.WGMMA.reduce(1)
+
+
+def unsupported(
+    *, rows: int, tokens: int, heads: int, dtype: Any, k_pages: Any, block_tables: Any
+) -> str | None:
+    """Why the kernel cannot be built for arguments of these shapes and dtypes, or None."""
+    K, P, D = k_pages.shape[2:]
+    if dtype != jnp.bfloat16 or k_pages.dtype != jnp.bfloat16:
+        return f"the decode kernel takes bfloat16, not {dtype} on pages of {k_pages.dtype}"
+    if (P, D) != (PAGE, HEAD_DIM):
+        return f"the decode kernel takes pages of {PAGE} tokens and {HEAD_DIM} channels, not {P} and {D}"
+    if not 1 <= tokens <= MOST_TOKENS:
+        return f"the decode kernel takes 1 to {MOST_TOKENS} new tokens a row, not {tokens}"
+    if not 1 <= rows <= MOST_ROWS:
+        return f"the decode kernel takes 1 to {MOST_ROWS} rows, not {rows}"
+    if heads % K or heads // K > MOST_GROUP:
+        return (
+            f"the decode kernel takes up to {MOST_GROUP} query heads a KV head, not {heads} / {K}"
+        )
+    if block_tables.shape[1] < 1:
+        return "the decode kernel takes block tables of at least one page"
+    return None
+
+
+def unavailable(**arguments: Any) -> str | None:
+    """Why the kernel cannot run on these arguments (see `unsupported`) and the default device, or None."""
+    if (reason := unsupported(**arguments)) is not None:
+        return reason
+    if jax.default_backend() != "gpu":
+        return "the decode kernel needs a GPU"
+    capability = getattr(jax.devices()[0], "compute_capability", None)
+    if capability != "9.0":
+        return f"the decode kernel needs compute capability 9.0, not {capability}"
+    return None
 
 
 def chunk_pages(pages: Any, *, rows: int, kv_heads: int, table: int) -> Any:
@@ -490,11 +528,16 @@ def paged_attention(
     pdl: bool = False,
     interpret: Any = None,
 ) -> Float[Array, "B T N D"]:
-    """See `api.paged_attention`."""
+    """See `api.paged_attention`.
+
+    `stages` pages of keys or values are in flight or in use at a time (32 KiB each). `pdl` waits for the kernel before
+    this one (programmatic dependent launch) only where its results are first needed, which are the queries; layer,
+    block tables, starts, lengths and all tokens but the new ones must be older than that.
+    """
     B, T, N, D = q.shape
     L, K = block_tables.shape[1], k_pages.shape[2]
     G = N // K
-    # Accumulators of more than about 32 queries do not fit the registers: more come in blocks of whole tokens.
+    # More than `MOST_QUERIES` come in blocks of whole tokens, each of which reads the pages again.
     Q = -(-T // (MOST_QUERIES // G))
     t = -(-T // Q)
     R = -(-G * t // 8) * 8
@@ -531,7 +574,7 @@ def attention_decode(
     pdl: bool = False,
     interpret: Any = None,
 ) -> Float[Array, "B N_D"]:
-    """See `api.attention_decode`; the pools are Refs and change in place."""
+    """See `api.attention_decode`, and `paged_attention` above for `stages` and `pdl`."""
     B, M = qkv.shape
     L, K, D = block_tables.shape[1], k_pages.shape[2], k_pages.shape[4]
     N = (M // D - 2 * K) // 2
