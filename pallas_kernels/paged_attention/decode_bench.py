@@ -54,9 +54,9 @@ def measure(shape: DecodeShape, implementation: Any, *, fused: bool) -> float:
     @functools.partial(jax.jit, donate_argnums=0)
     def run(carry: Any, values: Any) -> Any:
         def layer(carry: Any, layer: Any) -> Any:
-            x, *pools = carry
+            x, k_pages, v_pages = carry
             if fused:
-                k, v = (jax.new_ref(p) for p in pools)
+                k, v = jax.new_ref(k_pages), jax.new_ref(v_pages)
                 out = attention_decode(
                     x,
                     k_pages=k,
@@ -67,14 +67,20 @@ def measure(shape: DecodeShape, implementation: Any, *, fused: bool) -> float:
                     eps=1e-6,
                     implementation=implementation,
                 )
-                pools = [jax.freeze(k), jax.freeze(v)]
+                k_pages, v_pages = jax.freeze(k), jax.freeze(v)
                 x = x.at[:, : out.shape[1]].add(0.01 * out)
             else:
                 out = paged_attention(
-                    x, *pools, layer, **values, scale=_SCALE, implementation=implementation
+                    x,
+                    k_pages,
+                    v_pages,
+                    layer,
+                    **values,
+                    scale=_SCALE,
+                    implementation=implementation,
                 )
                 x = (x + 0.01 * out).astype(x.dtype)
-            return (x, *pools), None
+            return (x, k_pages, v_pages), None
 
         return jax.lax.scan(layer, carry, jnp.arange(layers))[0]
 

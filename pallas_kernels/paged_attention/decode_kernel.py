@@ -15,6 +15,7 @@ result does not depend on its neighbours, nor on which block computes what.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -41,6 +42,9 @@ _TILE = plgpu.Layout.WGMMA
 _TURNED = plgpu.Layout.WGMMA_TRANSPOSED
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
 _ROW = plgpu.Layout.WGMMA.reduce(1)
+_INDEX = inspect.signature(plgpu.load).parameters["idx"]
+_NO_INDEX = (None,) if _INDEX.default is inspect.Parameter.empty else ()
+"""jax before 0.11 wants an index beside the reference, later versions warn of one."""
 
 
 def unsupported(
@@ -161,7 +165,7 @@ def _across(row: Any, columns: int) -> Any:
 
 def _load_row(ref: Any, index: tuple[Any, ...]) -> Any:
     """Channels of device memory, laid out like the tall side of a product."""
-    return plgpu.load(ref, index, layout=_ROW, optimized=False)
+    return plgpu.load(ref.at[index], *_NO_INDEX, layout=_ROW, optimized=False)
 
 
 def _iota(shape: tuple[int, int], axis: int) -> Any:
@@ -195,6 +199,7 @@ def _chunks_kernel(
     B, K, Q, R, D, P = rows, kv_heads, blocks, queries, HEAD_DIM, PAGE
     C = most_chunks(rows=B, kv_heads=K * Q, table=table)
     factor = scale * _LOG2E
+    epsilon = 0.0 if eps is None else eps
     parts = range(0, D, ROTARY)
 
     def body(*refs: Any) -> None:
@@ -247,7 +252,7 @@ def _chunks_kernel(
 
         def normalise(x: Any, weight_ref: Any) -> list[Any]:
             """Zero-centred RMS norm of each column of [D, R], then rope; rounded where the layer rounds."""
-            rate = jax.lax.rsqrt(jnp.sum(x * x, axis=0) * (1 / D) + eps)
+            rate = jax.lax.rsqrt(jnp.sum(x * x, axis=0) * (1 / D) + epsilon)
             w = _load_row(weight_ref, (layer,)).astype(jnp.float32)
             y = rounded(x * _down(rate, D) * _across(w + 1.0, R))
             out = [plgpu.layout_cast(y[c : c + ROTARY], _TILE) for c in parts]
