@@ -299,6 +299,7 @@ def _chunks_kernel(
 
             @pl.when(last)
             def _append() -> None:
+                # The same page may be on its way to shared memory: this column is masked there, whatever it holds.
                 at = used - 1
                 where = (layer, tables_ref[b, at // PAGE], head, jax.lax.rem(at, PAGE))
                 for c, x in zip(parts, k, strict=True):
