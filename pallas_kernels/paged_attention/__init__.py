@@ -1,5 +1,5 @@
 """Attention over a paged KV cache, and the write of new keys and values into its pages."""
 
-from pallas_kernels.paged_attention.api import append_kv, paged_attention
+from pallas_kernels.paged_attention.api import append_kv, attention_decode, paged_attention
 
-__all__ = ["append_kv", "paged_attention"]
+__all__ = ["append_kv", "attention_decode", "paged_attention"]

@@ -7,10 +7,12 @@ that do not run, and columns past a row's length, write there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
-from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention import decode_kernel, reference
 
 
 def append_kv(
@@ -67,7 +69,79 @@ def paged_attention(
       Like `q`. Softmax in float32. Queries past a row's length are meaningless; a row of length 0 is finite. The
       result of a row does not depend on the other rows, nor on the physical order of its pages.
     """
-    pick("paged_attention", implementation, pallas_unavailable=NO_KERNEL_YET)
+    why_not = decode_kernel.unavailable(
+        rows=q.shape[0],
+        tokens=q.shape[1],
+        heads=q.shape[2],
+        dtype=q.dtype,
+        k_pages=k_pages,
+        block_tables=block_tables,
+    )
+    if why_not is None and implementation in (None, "pallas"):
+        return decode_kernel.paged_attention(
+            q, k_pages, v_pages, layer, block_tables, starts, lengths, scale=scale
+        )
+    pick("paged_attention", implementation, pallas_unavailable=why_not or "")
     return reference.paged_attention(
         q, k_pages, v_pages, layer, block_tables, starts, lengths, scale
     )
+
+
+def attention_decode(
+    qkv: Float[Array, "B M"],
+    q_norm: Float[Array, "A D"],
+    k_norm: Float[Array, "A D"],
+    cos: Float[Array, "B half"],
+    sin: Float[Array, "B half"],
+    k_pages: Any,
+    v_pages: Any,
+    layer: Int[Array, ""],
+    block_tables: Int[Array, "B L"],
+    starts: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+    *,
+    scale: float,
+    eps: float,
+    implementation: Implementation = None,
+) -> Float[Array, "B N_D"]:
+    """All of gated full attention between its two projections, for one new token a row (model_math section 3.1).
+
+    Norm and rope of queries and keys, the write of key and value into the row's page, attention over the row's pages,
+    and the product with the sigmoid of the gate. Rounds where `layers.full_attention` does.
+
+    Args:
+      qkv: the fused projection: per query head its D channels and the D channels of its gate, then K keys, then K
+        values; M = (2 N + 2 K) D.
+      q_norm, k_norm: zero-centred RMS norm weights of all attention layers.
+      cos, sin: float32 rope tables of the new tokens; the first 2 * half channels turn, pairs (j, j + half).
+      k_pages, v_pages: `jax.Ref`s of the planes [A, X, K, P, D]; they change in place.
+      layer: index into the weights and the planes.
+      block_tables: as in `append_kv`.
+      starts: position of each row's new token.
+      lengths: 1, or 0 for a row that does not run: it yields zeros and changes no page but the null page.
+      scale: factor of the scores.
+      eps: of the norms.
+      implementation: see `pallas_kernels.dispatch`.
+
+    Returns:
+      Like `qkv`, [B, N * D], ready for the output projection. A row's result does not depend on the other rows, nor
+      on the physical order of its pages.
+    """
+    K, D = k_pages.shape[2], k_pages.shape[4]
+    why_not = decode_kernel.unavailable(
+        rows=qkv.shape[0],
+        tokens=1,
+        heads=(qkv.shape[1] // D - 2 * K) // 2,
+        dtype=qkv.dtype,
+        k_pages=k_pages,
+        block_tables=block_tables,
+    )
+    if why_not is None and 2 * cos.shape[1] != decode_kernel.ROTARY:
+        why_not = f"the decode kernel turns {decode_kernel.ROTARY} channels, not {2 * cos.shape[1]}"
+    args = (
+        qkv, q_norm, k_norm, cos, sin, k_pages, v_pages, layer, block_tables, starts, lengths,
+    )  # fmt: skip
+    if why_not is None and implementation in (None, "pallas"):
+        return decode_kernel.attention_decode(*args, scale=scale, eps=eps)
+    pick("attention_decode", implementation, pallas_unavailable=why_not or "")
+    return reference.attention_decode(*args, scale=scale, eps=eps)

@@ -15,6 +15,7 @@ result does not depend on its neighbours, nor on which block computes what.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -30,13 +31,54 @@ BLOCKS = 132
 PAGE = 64
 HEAD_DIM = 256
 ROTARY = 64
+MOST_ROWS = 16
+MOST_TOKENS = 16
+MOST_GROUP = 8
 MOST_QUERIES = 32
+"""Queries of one block: the accumulators of more do not fit the registers."""
 _LOG2E = math.log2(math.e)
 _LOWEST = -1e30
 _TILE = plgpu.Layout.WGMMA
 _TURNED = plgpu.Layout.WGMMA_TRANSPOSED
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
 _ROW = plgpu.Layout.WGMMA.reduce(1)
+_INDEX = inspect.signature(plgpu.load).parameters["idx"]
+_NO_INDEX = (None,) if _INDEX.default is inspect.Parameter.empty else ()
+"""jax before 0.11 wants an index beside the reference, later versions warn of one."""
+
+
+def unsupported(
+    *, rows: int, tokens: int, heads: int, dtype: Any, k_pages: Any, block_tables: Any
+) -> str | None:
+    """Why the kernel cannot be built for arguments of these shapes and dtypes, or None."""
+    K, P, D = k_pages.shape[2:]
+    if dtype != jnp.bfloat16 or k_pages.dtype != jnp.bfloat16:
+        return f"the decode kernel takes bfloat16, not {dtype} on pages of {k_pages.dtype}"
+    if (P, D) != (PAGE, HEAD_DIM):
+        return f"the decode kernel takes pages of {PAGE} tokens and {HEAD_DIM} channels, not {P} and {D}"
+    if not 1 <= tokens <= MOST_TOKENS:
+        return f"the decode kernel takes 1 to {MOST_TOKENS} new tokens a row, not {tokens}"
+    if not 1 <= rows <= MOST_ROWS:
+        return f"the decode kernel takes 1 to {MOST_ROWS} rows, not {rows}"
+    if heads % K or heads // K > MOST_GROUP:
+        return (
+            f"the decode kernel takes up to {MOST_GROUP} query heads a KV head, not {heads} / {K}"
+        )
+    if block_tables.shape[1] < 1:
+        return "the decode kernel takes block tables of at least one page"
+    return None
+
+
+def unavailable(**arguments: Any) -> str | None:
+    """Why the kernel cannot run on these arguments (see `unsupported`) and the default device, or None."""
+    if (reason := unsupported(**arguments)) is not None:
+        return reason
+    if jax.default_backend() != "gpu":
+        return "the decode kernel needs a GPU"
+    capability = getattr(jax.devices()[0], "compute_capability", None)
+    if capability != "9.0":
+        return f"the decode kernel needs compute capability 9.0, not {capability}"
+    return None
 
 
 def chunk_pages(pages: Any, *, rows: int, kv_heads: int, table: int) -> Any:
@@ -123,7 +165,7 @@ def _across(row: Any, columns: int) -> Any:
 
 def _load_row(ref: Any, index: tuple[Any, ...]) -> Any:
     """Channels of device memory, laid out like the tall side of a product."""
-    return plgpu.load(ref, index, layout=_ROW, optimized=False)
+    return plgpu.load(ref.at[index], *_NO_INDEX, layout=_ROW, optimized=False)
 
 
 def _iota(shape: tuple[int, int], axis: int) -> Any:
@@ -157,6 +199,7 @@ def _chunks_kernel(
     B, K, Q, R, D, P = rows, kv_heads, blocks, queries, HEAD_DIM, PAGE
     C = most_chunks(rows=B, kv_heads=K * Q, table=table)
     factor = scale * _LOG2E
+    epsilon = 0.0 if eps is None else eps
     parts = range(0, D, ROTARY)
 
     def body(*refs: Any) -> None:
@@ -209,7 +252,7 @@ def _chunks_kernel(
 
         def normalise(x: Any, weight_ref: Any) -> list[Any]:
             """Zero-centred RMS norm of each column of [D, R], then rope; rounded where the layer rounds."""
-            rate = jax.lax.rsqrt(jnp.sum(x * x, axis=0) * (1 / D) + eps)
+            rate = jax.lax.rsqrt(jnp.sum(x * x, axis=0) * (1 / D) + epsilon)
             w = _load_row(weight_ref, (layer,)).astype(jnp.float32)
             y = rounded(x * _down(rate, D) * _across(w + 1.0, R))
             out = [plgpu.layout_cast(y[c : c + ROTARY], _TILE) for c in parts]
@@ -256,6 +299,7 @@ def _chunks_kernel(
 
             @pl.when(last)
             def _append() -> None:
+                # The same page may be on its way to shared memory: this column is masked there, whatever it holds.
                 at = used - 1
                 where = (layer, tables_ref[b, at // PAGE], head, jax.lax.rem(at, PAGE))
                 for c, x in zip(parts, k, strict=True):
@@ -428,6 +472,11 @@ def _merge_kernel(
         part, t = (jnp.int32(0), t) if Q == 1 else _divmod(t, block_tokens)
         bk = (b * K + head // G) * Q + part
         r = t * G + jax.lax.rem(head, G)
+        gate = None
+        if gate_ref:
+            # Ahead of the loop, so that its latency passes with that of the rest.
+            gate = gate_ref[0][b, head, 1].astype(jnp.float32)
+            gate = (1 / (1 + jnp.exp2(gate * -_LOG2E))).astype(out_ref.dtype)
         n = lengths_ref[b]
         pages = (jnp.where(n > 0, starts_ref[b] + n, 0) + (PAGE - 1)) // PAGE
         size = chunk_pages(pages, rows=B, kv_heads=K * Q, table=table)
@@ -457,9 +506,7 @@ def _merge_kernel(
         steps = (count + (together - 1)) // together
         _, total, acc = jax.lax.fori_loop(0, steps, step, start)
         out = (acc * (1 / jnp.where(total > 0, total, 1.0))).astype(out_ref.dtype)
-        if gate_ref:
-            gate = gate_ref[0][b, head, 1].astype(jnp.float32)
-            gate = (1 / (1 + jnp.exp2(gate * -_LOG2E))).astype(out_ref.dtype)
+        if gate is not None:
             out = out * gate
         out_ref[row] = out
 
@@ -490,11 +537,16 @@ def paged_attention(
     pdl: bool = False,
     interpret: Any = None,
 ) -> Float[Array, "B T N D"]:
-    """See `api.paged_attention`."""
+    """See `api.paged_attention`.
+
+    `stages` pages of keys or values are in flight or in use at a time (32 KiB each). `pdl` waits for the kernel before
+    this one (programmatic dependent launch) only where its results are first needed, which are the queries; layer,
+    block tables, starts, lengths and all tokens but the new ones must be older than that.
+    """
     B, T, N, D = q.shape
     L, K = block_tables.shape[1], k_pages.shape[2]
     G = N // K
-    # Accumulators of more than about 32 queries do not fit the registers: more come in blocks of whole tokens.
+    # More than `MOST_QUERIES` come in blocks of whole tokens, each of which reads the pages again.
     Q = -(-T // (MOST_QUERIES // G))
     t = -(-T // Q)
     R = -(-G * t // 8) * 8
@@ -531,7 +583,7 @@ def attention_decode(
     pdl: bool = False,
     interpret: Any = None,
 ) -> Float[Array, "B N_D"]:
-    """See `api.attention_decode`; the pools are Refs and change in place."""
+    """See `api.attention_decode`, and `paged_attention` above for `stages` and `pdl`."""
     B, M = qkv.shape
     L, K, D = block_tables.shape[1], k_pages.shape[2], k_pages.shape[4]
     N = (M // D - 2 * K) // 2

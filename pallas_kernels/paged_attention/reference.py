@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from pallas_kernels.norms import rms_norm
 
 _EXACT = jax.lax.Precision.HIGHEST
 _PAGES_PER_STEP = 4
@@ -92,3 +96,44 @@ def paged_attention(
     # A row without any key (inactive rows) yields zeros, not NaN.
     out = out / jnp.where(total > 0, total, 1.0)[..., None]
     return jnp.moveaxis(out, 3, 1).reshape(B, T, N, D).astype(q.dtype)
+
+
+def attention_decode(
+    qkv: Float[Array, "B M"],
+    q_norm: Float[Array, "A D"],
+    k_norm: Float[Array, "A D"],
+    cos: Float[Array, "B half"],
+    sin: Float[Array, "B half"],
+    k_pages: Any,
+    v_pages: Any,
+    layer: Int[Array, ""],
+    block_tables: Int[Array, "B L"],
+    starts: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+    *,
+    scale: float,
+    eps: float,
+) -> Float[Array, "B N_D"]:
+    """See `api.attention_decode`."""
+    B, M = qkv.shape
+    K, D = k_pages.shape[2], k_pages.shape[4]
+    N = (M // D - 2 * K) // 2
+    q_gate, k, v = jnp.split(qkv, [2 * N * D, (2 * N + K) * D], axis=-1)
+    q, gate = jnp.split(q_gate.reshape(B, 1, N, 2 * D), 2, axis=-1)
+    q = _rope(rms_norm(q, q_norm[layer], eps=eps), cos, sin)
+    k = _rope(rms_norm(k.reshape(B, 1, K, D), k_norm[layer], eps=eps), cos, sin)
+    where = (layer, block_tables, starts, lengths)
+    k_pages[...] = append_kv(k_pages[...], k, *where)
+    v_pages[...] = append_kv(v_pages[...], v.reshape(B, 1, K, D), *where)
+    out = paged_attention(q, k_pages[...], v_pages[...], *where, scale)
+    out = out * jax.nn.sigmoid(gate)
+    # Rows that do not run have attended to the null page, or to nothing.
+    return jnp.where(lengths[:, None] > 0, out.reshape(B, N * D), jnp.zeros((), out.dtype))
+
+
+def _rope(x: Array, cos: Array, sin: Array) -> Array:
+    """x [B, 1, n, D]; tables [B, half]."""
+    half = cos.shape[-1]
+    cos, sin = (a[:, None, None].astype(x.dtype) for a in (cos, sin))
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)

@@ -1,0 +1,140 @@
+"""Decode attention: the fused reference and the kernel against float64, in the interpreter, lowered for the GPU."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import paged_decode_oracle as oracle
+import pytest
+
+from pallas_kernels.paged_attention import attention_decode, decode_kernel, paged_attention
+from pallas_kernels.paged_attention.decode_shapes import SHAPES, DecodeShape, random_arguments
+
+SCALE, EPS = 1 / 16, 1e-6
+ONE_TOKEN = [name for name, shape in SHAPES.items() if shape.T == 1]
+SEVERAL = [name for name, shape in SHAPES.items() if shape.T > 1]
+
+
+def fused(values, op=attention_decode, **options):
+    """One step on fresh Refs: output and both planes afterwards."""
+    values = dict(values)
+    pools = {n: jax.new_ref(values.pop(n)) for n in ("k_pages", "v_pages")}
+    out = op(**values, **pools, scale=SCALE, eps=EPS, **options)
+    return out, *(jax.freeze(pool) for pool in pools.values())
+
+
+def rows(shape, starts, lengths, *, is_fused, seed=0):
+    values = random_arguments(shape, jax.random.key(seed), fused=is_fused)
+    return values | {
+        "layer": jnp.int32(1),
+        "starts": jnp.array(starts, jnp.int32),
+        "lengths": jnp.array(lengths, jnp.int32),
+    }
+
+
+def check_fused(values, result, most):
+    """Output, the written columns, and that nothing else outside the null page has changed."""
+    out, *planes = result
+    want, *new = oracle.attention_decode(values, SCALE, EPS)
+    runs = np.asarray(values["lengths"]) > 0
+    assert oracle.error(out[runs], want[runs]) <= most
+    assert not np.asarray(out)[~runs].any()
+    layer, starts = int(values["layer"]), np.asarray(values["starts"])
+    for plane, name, expected in zip(planes, ("k_pages", "v_pages"), new, strict=True):
+        before, after = (oracle.exact(x)[:, 1:] for x in (values[name], plane))
+        for b in np.flatnonzero(runs):
+            page = int(values["block_tables"][b, starts[b] // 64]) - 1
+            at = (layer, page, slice(None), starts[b] % 64)
+            assert oracle.error(after[at], expected[b]) <= most
+            after[at] = before[at]
+        assert np.array_equal(before, after, equal_nan=True)
+
+
+def test_the_fused_reference_equals_the_oracle():
+    values = rows(DecodeShape(4, 1, 6, 1, 192), [70, 64, 0, 9], [1, 1, 1, 0], is_fused=True)
+    check_fused(values, jax.jit(fused)(values), 1e-2)
+
+
+@pytest.mark.parametrize("name", ONE_TOKEN)
+def test_the_fused_kernel_lowers_for_the_gpu_and_updates_pages_in_place(name):
+    values = SHAPES[name].arguments(fused=True)
+    step = jax.jit(lambda values: fused(values, decode_kernel.attention_decode))
+    text = step.trace(values).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("output_operand_alias<") == 2
+
+
+@pytest.mark.parametrize("name", [*SEVERAL, "27B/B8/2k", "0.8B/B1/2k"])
+def test_the_kernel_lowers_for_the_gpu(name):
+    values = SHAPES[name].arguments(fused=False)
+    step = jax.jit(lambda values: decode_kernel.paged_attention(**values, scale=SCALE))
+    text = step.trace(values).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call") == 2
+
+
+def test_chunks_cover_a_row_and_depend_on_nothing_else():
+    for rows_, heads, table in ((1, 2, 32), (8, 4, 512), (1, 4, 4096), (16, 2, 7)):
+        sizes = {"rows": rows_, "kv_heads": heads, "table": table}
+        most = decode_kernel.most_chunks(**sizes)
+        for pages in range(1, table + 1):
+            size = decode_kernel.chunk_pages(pages, **sizes)
+            assert size == int(decode_kernel.chunk_pages(jnp.int32(pages), **sizes))
+            assert size >= 1
+            assert -(-pages // size) <= most
+
+
+def test_a_kernel_that_cannot_run_says_why():
+    shape = DecodeShape(2, 1, 6, 1, 64)
+    values = rows(shape, [3, 4], [1, 1], is_fused=False)
+    with pytest.raises(NotImplementedError, match="needs a GPU"):
+        paged_attention(**values, scale=SCALE, implementation="pallas")
+    exact = {n: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for n, x in values.items()}
+    with pytest.raises(NotImplementedError, match="takes bfloat16"):
+        paged_attention(**exact, scale=SCALE, implementation="pallas")
+
+
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11),
+    reason="the interpreter lacks what the kernel uses before jax 0.11",
+)
+def test_the_kernels_in_the_interpreter():
+    """Mosaic's interpreter keeps global state and threads: it gets a process of its own."""
+    subprocess.run(
+        [sys.executable, __file__],
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
+    )
+
+
+def interpret():
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    options = {"interpret": InterpretGPUParams()}
+    decode_kernel.BLOCKS = 6
+
+    # One token, several chunks a row, unused columns full of NaN, a row that does not run.
+    values = rows(DecodeShape(3, 1, 6, 1, 192), [150, 63, 9], [1, 1, 0], is_fused=True)
+    garbage = oracle.with_garbage(values, new_tokens=False)
+    step = jax.jit(lambda v: fused(v, decode_kernel.attention_decode, **options))
+    check_fused(garbage, step(garbage), 1e-2)
+
+    # Several tokens, some of them invalid; 8 heads a group make two blocks of queries.
+    shape = DecodeShape(2, 5, 8, 1, 192)
+    values = oracle.with_garbage(rows(shape, [121, 62], [5, 3], is_fused=False), new_tokens=True)
+    out = np.asarray(decode_kernel.paged_attention(**values, scale=SCALE, **options), np.float32)
+    assert np.isfinite(out).all()
+    for b, want in enumerate(oracle.paged_attention(values, SCALE)):
+        assert oracle.error(out[b, : want.shape[0]], want) <= 1e-2
+
+    # A row does not notice its neighbours: bit for bit, in another place and beside others.
+    lonely = {n: x[::-1] if n in ("q", "block_tables") else x for n, x in values.items()}
+    lonely |= {"starts": jnp.array([0, 121], jnp.int32), "lengths": jnp.array([0, 5], jnp.int32)}
+    again = np.asarray(decode_kernel.paged_attention(**lonely, scale=SCALE, **options), np.float32)
+    assert np.array_equal(again[1], out[0])
+    assert not again[0].any()
+
+
+if __name__ == "__main__":
+    interpret()
