@@ -88,7 +88,7 @@ def paged_attention(
 
 
 def attention_decode(
-    qkv: Float[Array, "B M"],
+    qkv: Float[Array, "R M"],
     q_norm: Float[Array, "A D"],
     k_norm: Float[Array, "A D"],
     cos: Float[Array, "B half"],
@@ -103,7 +103,7 @@ def attention_decode(
     scale: float,
     eps: float,
     implementation: Implementation = None,
-) -> Float[Array, "B N_D"]:
+) -> Float[Array, "R N_D"]:
     """All of gated full attention between its two projections, for one new token a row (model_math section 3.1).
 
     Norm and rope of queries and keys, the write of key and value into the row's page, attention over the row's pages,
@@ -111,7 +111,7 @@ def attention_decode(
 
     Args:
       qkv: the fused projection: per query head its D channels and the D channels of its gate, then K keys, then K
-        values; M = (2 N + 2 K) D.
+        values; M = (2 N + 2 K) D. R >= B: rows past the B of the others are ignored, and mean nothing in the result.
       q_norm, k_norm: zero-centred RMS norm weights of all attention layers.
       cos, sin: float32 rope tables of the new tokens; the first 2 * half channels turn, pairs (j, j + half).
       k_pages, v_pages: `jax.Ref`s of the planes [A, X, K, P, D]; they change in place.
@@ -124,12 +124,12 @@ def attention_decode(
       implementation: see `pallas_kernels.dispatch`.
 
     Returns:
-      Like `qkv`, [B, N * D], ready for the output projection. A row's result does not depend on the other rows, nor
+      Like `qkv`, [R, N * D], ready for the output projection. A row's result does not depend on the other rows, nor
       on the physical order of its pages.
     """
     K, D = k_pages.shape[2], k_pages.shape[4]
     why_not = decode_kernel.unavailable(
-        rows=qkv.shape[0],
+        rows=starts.shape[0],
         tokens=1,
         heads=(qkv.shape[1] // D - 2 * K) // 2,
         dtype=qkv.dtype,

@@ -460,6 +460,7 @@ def _merge_kernel(
     B, T, K, G = starts.shape[0], tokens, kv_heads, group
     C, D = partials.shape[1], partials.shape[3]
     N, Q = K * G, -(-T // block_tokens)
+    rows = B if qkv is None else qkv.shape[0]
     together = min(C, 16)
 
     def body(*refs: Any) -> None:
@@ -513,7 +514,7 @@ def _merge_kernel(
     operands = [partials, lse, starts, lengths, *([] if qkv is None else [qkv])]
     return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((B * T * N, D), partials.dtype),
+        out_type=jax.ShapeDtypeStruct((rows * T * N, D), partials.dtype),
         grid=(B * T * N,),
         grid_names=("row",),
         compiler_params=plgpu.CompilerParams(
@@ -565,7 +566,7 @@ def paged_attention(
 
 
 def attention_decode(
-    qkv: Float[Array, "B M"],
+    qkv: Float[Array, "R M"],
     q_norm: Float[Array, "A D"],
     k_norm: Float[Array, "A D"],
     cos: Float[Array, "B half"],
@@ -582,14 +583,14 @@ def attention_decode(
     stages: int = 6,
     pdl: bool = False,
     interpret: Any = None,
-) -> Float[Array, "B N_D"]:
+) -> Float[Array, "R N_D"]:
     """See `api.attention_decode`, and `paged_attention` above for `stages` and `pdl`."""
-    B, M = qkv.shape
+    B, (rows, M) = starts.shape[0], qkv.shape
     L, K, D = block_tables.shape[1], k_pages.shape[2], k_pages.shape[4]
     N = (M // D - 2 * K) // 2
     G = N // K
     R = -(-G // 8) * 8
-    heads = qkv.reshape(B, N + K, 2, D)
+    heads = qkv.reshape(rows, N + K, 2, D)
     partials, lse = _chunks_kernel(
         (
             heads, q_norm, k_norm, cos, sin, k_pages, v_pages,
@@ -601,4 +602,4 @@ def attention_decode(
     return _merge_kernel(
         partials, lse, starts, lengths, heads,
         tokens=1, block_tokens=1, kv_heads=K, group=G, table=L, pdl=pdl, interpret=interpret,
-    ).reshape(B, N * D)  # fmt: skip
+    ).reshape(rows, N * D)  # fmt: skip

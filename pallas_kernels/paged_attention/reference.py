@@ -99,7 +99,7 @@ def paged_attention(
 
 
 def attention_decode(
-    qkv: Float[Array, "B M"],
+    qkv: Float[Array, "R M"],
     q_norm: Float[Array, "A D"],
     k_norm: Float[Array, "A D"],
     cos: Float[Array, "B half"],
@@ -113,9 +113,11 @@ def attention_decode(
     *,
     scale: float,
     eps: float,
-) -> Float[Array, "B N_D"]:
+) -> Float[Array, "R N_D"]:
     """See `api.attention_decode`."""
-    B, M = qkv.shape
+    B, rows = starts.shape[0], qkv.shape[0]
+    qkv = qkv[:B]
+    M = qkv.shape[1]
     K, D = k_pages.shape[2], k_pages.shape[4]
     N = (M // D - 2 * K) // 2
     q_gate, k, v = jnp.split(qkv, [2 * N * D, (2 * N + K) * D], axis=-1)
@@ -128,7 +130,8 @@ def attention_decode(
     out = paged_attention(q, k_pages[...], v_pages[...], *where, scale)
     out = out * jax.nn.sigmoid(gate)
     # Rows that do not run have attended to the null page, or to nothing.
-    return jnp.where(lengths[:, None] > 0, out.reshape(B, N * D), jnp.zeros((), out.dtype))
+    out = jnp.where(lengths[:, None] > 0, out.reshape(B, N * D), jnp.zeros((), out.dtype))
+    return jnp.pad(out, ((0, rows - B), (0, 0)))
 
 
 def _rope(x: Array, cos: Array, sin: Array) -> Array:

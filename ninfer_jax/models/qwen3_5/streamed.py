@@ -27,7 +27,7 @@ from ninfer_jax.models.qwen3_5.state import DeviceState
 from pallas_kernels.decode_chain import ROWS, Add, Product, chain, unavailable
 from pallas_kernels.gated_delta.decode_kernel import gated_delta_decode
 from pallas_kernels.moe import sparse_layer
-from pallas_kernels.paged_attention.decode_kernel import attention_decode
+from pallas_kernels.paged_attention import attention_decode
 
 
 def fits(config: Qwen3_5Config, params: TextParameters, rows: int) -> bool:
