@@ -20,6 +20,8 @@ PAIRS = 128
 """Rows of a tile, in two halves, one a compute warpgroup."""
 COLUMNS = 128
 """Columns of a compute warpgroup's accumulator; there are two of them (gate and up, or left and right)."""
+N_SMS = 132
+"""Blocks of a call, one for each multiprocessor of an H100 or H200."""
 _HALF = PAIRS // 2
 _K = 64
 _ALIGN = 8
@@ -144,6 +146,8 @@ def _body(
             jax.lax.fori_loop(0, n_steps, step, None)
 
         jax.lax.fori_loop(0, mine, one, None)
+        for stage in range(stages):  # so that no barrier is left with a phase nobody saw
+            plgpu.barrier_wait(empty.at[stage])
 
     @pl.when(thread != _LOADS)
     def _products() -> None:
@@ -222,7 +226,7 @@ def _product(
     """Rows [R, K] against their experts' weights [M, E, N, K]: [R, N], or silu(first half) * second half."""
     M, E, N, K = weights.shape
     width = N // 2 if gated else N
-    n_sms = 132
+    n_sms = N_SMS
     stages = 4 if gated else 3  # what shared memory has room for
     return plgpu.kernel(
         functools.partial(
