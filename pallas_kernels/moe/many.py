@@ -49,6 +49,12 @@ def _transposed(ref: Any) -> Any:
     return ref.transpose((1, 0)) if hasattr(ref, "transpose") else plgpu.transpose_ref(ref, (1, 0))
 
 
+def _first_above(ends: jax.Array, at: jax.Array) -> jax.Array:
+    """First index whose end is above `at`, or the last; compared with all, for a binary search is a loop of launches."""
+    found = jnp.searchsorted(ends, at, side="right", method="compare_all")
+    return jnp.minimum(found.astype(jnp.int32), ends.shape[0] - 1)
+
+
 def group(experts: jax.Array, E: int) -> Groups:
     """Lay out the pairs of `experts` [n, k]."""
     n, k = experts.shape
@@ -61,14 +67,14 @@ def group(experts: jax.Array, E: int) -> Groups:
     order = (ordered % jnp.uint32(pairs)).astype(jnp.int32)
     of = (ordered // jnp.uint32(pairs)).astype(jnp.int32)
     ids = jnp.arange(E + 1, dtype=jnp.int32)
-    begin = jnp.searchsorted(of, ids).astype(jnp.int32)
+    begin = jnp.searchsorted(of, ids, method="compare_all").astype(jnp.int32)
     count = begin[1:] - begin[:-1]
     padded = (count + _ALIGN - 1) // _ALIGN * _ALIGN
     end = jnp.cumsum(padded).astype(jnp.int32)
     start = end - padded
     rows = -(-(pairs + E * (_ALIGN - 1)) // _ALIGN) * _ALIGN + PAIRS
     place = jnp.arange(rows, dtype=jnp.int32)
-    owner = jnp.minimum(jnp.searchsorted(end, place, side="right").astype(jnp.int32), E - 1)
+    owner = _first_above(end, place)
     index = jnp.minimum(place - start[owner], count[owner] - 1) + begin[owner]
     source = order[jnp.clip(index, 0, pairs - 1)] // k
     row = (
@@ -80,11 +86,13 @@ def group(experts: jax.Array, E: int) -> Groups:
     last = jnp.cumsum(used).astype(jnp.int32)
     most = pairs // PAIRS + E
     tile = jnp.arange(most, dtype=jnp.int32)
-    expert = jnp.minimum(jnp.searchsorted(last, tile, side="right").astype(jnp.int32), E - 1)
+    expert = _first_above(last, tile)
     within = (tile - (last - used)[expert]) * PAIRS
     size = jnp.clip(padded[expert] - within, 0, PAIRS)
     first = jnp.clip(start[expert] + within, 0, rows - PAIRS)
-    return Groups(source, row, jnp.concatenate([expert, first, size, last[-1:]]))
+    groups = Groups(source, row, jnp.concatenate([expert, first, size, last[-1:]]))
+    # Else the arithmetic of a row's place is fused into gathers and done again for every element of the row.
+    return jax.lax.optimization_barrier(groups)
 
 
 def _body(
