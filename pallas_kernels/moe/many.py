@@ -50,7 +50,7 @@ def _transposed(ref: Any) -> Any:
 
 
 def _first_above(ends: jax.Array, at: jax.Array) -> jax.Array:
-    """First index whose end is above `at`, or the last; compared with all, for a binary search is a loop of launches."""
+    """First index whose end is above `at`, or the last. Compares with all: a binary search is a loop of launches."""
     found = jnp.searchsorted(ends, at, side="right", method="compare_all")
     return jnp.minimum(found.astype(jnp.int32), ends.shape[0] - 1)
 
