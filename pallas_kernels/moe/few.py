@@ -352,14 +352,14 @@ def _body(
         for c in range(n_chunks):
             plgpu.copy_gmem_to_smem(x.at[:, pl.ds(c * CHUNK, CHUNK)], x_smem.at[c], x_full)
 
-        @pl.when(block == n_blocks - 1)
+        @pl.when(block >= n_blocks - rows)
         def _gate() -> None:
+            row = n_blocks - 1 - block
             gate = shared_gate[layer_gmem[0]].astype(jnp.float32)
-            for row in range(rows):
-                gates[row] = jnp.sum(x[row].astype(jnp.float32) * gate)
+            gates[row] = jnp.sum(x[row].astype(jnp.float32) * gate)
             plgpu.semaphore_signal(routed, memory_scope="gpu")
 
-        plgpu.semaphore_wait(routed, routers + 1, decrement=False, memory_scope="gpu")
+        plgpu.semaphore_wait(routed, routers + rows, decrement=False, memory_scope="gpu")
         choice.choose(
             logits,
             gates,
