@@ -201,7 +201,6 @@ def _body(
     top_k: int,
     normalise: bool,
     ring_size: int,
-    prefetch: bool,
 ) -> None:
     n_chunks = H // CHUNK
     parts = width // CHUNK
@@ -257,19 +256,18 @@ def _body(
 
             jax.lax.fori_loop(0, router_chunks, chunk, None)
 
-        if prefetch:
-            # The memory idles while experts are chosen: fetch what needs no choice.
-            @pl.when(way == 0)
-            def _gate_up() -> None:
-                for half in range(2):
-                    start = pl.multiple_of(layer * (2 * width) + half * width + group * ROWS, ROWS)
-                    for c in range(n_chunks):
-                        plgpu.async_prefetch(
-                            shared_gate_up.at[pl.ds(start, ROWS), pl.ds(c * CHUNK, CHUNK)]
-                        )
+        # The memory idles while experts are chosen: fetch what needs no choice.
+        @pl.when(way == 0)
+        def _gate_up() -> None:
+            for half in range(2):
+                start = pl.multiple_of(layer * (2 * width) + half * width + group * ROWS, ROWS)
+                for c in range(n_chunks):
+                    plgpu.async_prefetch(
+                        shared_gate_up.at[pl.ds(start, ROWS), pl.ds(c * CHUNK, CHUNK)]
+                    )
 
-            start = pl.multiple_of(layer * H + tile * _TILE, _TILE)
-            plgpu.async_prefetch(shared_down.at[pl.ds(start, _TILE), part_columns])
+        start = pl.multiple_of(layer * H + tile * _TILE, _TILE)
+        plgpu.async_prefetch(shared_down.at[pl.ds(start, _TILE), part_columns])
 
         plgpu.barrier_wait(planned)
         n, mine, stacks = my_stacks()
@@ -492,7 +490,6 @@ def experts_of_few(
     rows: int,
     top_k: int,
     normalise: bool,
-    prefetch: bool = True,
 ) -> jax.Array:
     """Routing, the chosen experts and the shared expert of up to 8 rows.
 
@@ -518,7 +515,6 @@ def experts_of_few(
             top_k=top_k,
             normalise=normalise,
             ring_size=ring_size,
-            prefetch=prefetch,
         ),
         out_type=(
             jax.ShapeDtypeStruct((width // CHUNK, ROWS, H), jnp.float32),
