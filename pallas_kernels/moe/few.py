@@ -201,7 +201,6 @@ def _body(
     top_k: int,
     normalise: bool,
     ring_size: int,
-    prefetch: bool,
 ) -> None:
     n_chunks = H // CHUNK
     parts = width // CHUNK
@@ -257,19 +256,18 @@ def _body(
 
             jax.lax.fori_loop(0, router_chunks, chunk, None)
 
-        if prefetch:
-            # The memory idles while experts are chosen: fetch what needs no choice.
-            @pl.when(way == 0)
-            def _gate_up() -> None:
-                for half in range(2):
-                    start = pl.multiple_of(layer * (2 * width) + half * width + group * ROWS, ROWS)
-                    for c in range(n_chunks):
-                        plgpu.async_prefetch(
-                            shared_gate_up.at[pl.ds(start, ROWS), pl.ds(c * CHUNK, CHUNK)]
-                        )
+        # The memory idles while experts are chosen: fetch what needs no choice.
+        @pl.when(way == 0)
+        def _gate_up() -> None:
+            for half in range(2):
+                start = pl.multiple_of(layer * (2 * width) + half * width + group * ROWS, ROWS)
+                for c in range(n_chunks):
+                    plgpu.async_prefetch(
+                        shared_gate_up.at[pl.ds(start, ROWS), pl.ds(c * CHUNK, CHUNK)]
+                    )
 
-            start = pl.multiple_of(layer * H + tile * _TILE, _TILE)
-            plgpu.async_prefetch(shared_down.at[pl.ds(start, _TILE), part_columns])
+        start = pl.multiple_of(layer * H + tile * _TILE, _TILE)
+        plgpu.async_prefetch(shared_down.at[pl.ds(start, _TILE), part_columns])
 
         plgpu.barrier_wait(planned)
         n, mine, stacks = my_stacks()
@@ -352,14 +350,14 @@ def _body(
         for c in range(n_chunks):
             plgpu.copy_gmem_to_smem(x.at[:, pl.ds(c * CHUNK, CHUNK)], x_smem.at[c], x_full)
 
-        @pl.when(block == n_blocks - 1)
+        @pl.when(block >= n_blocks - rows)
         def _gate() -> None:
+            row = n_blocks - 1 - block
             gate = shared_gate[layer_gmem[0]].astype(jnp.float32)
-            for row in range(rows):
-                gates[row] = jnp.sum(x[row].astype(jnp.float32) * gate)
+            gates[row] = jnp.sum(x[row].astype(jnp.float32) * gate)
             plgpu.semaphore_signal(routed, memory_scope="gpu")
 
-        plgpu.semaphore_wait(routed, routers + 1, decrement=False, memory_scope="gpu")
+        plgpu.semaphore_wait(routed, routers + rows, decrement=False, memory_scope="gpu")
         choice.choose(
             logits,
             gates,
@@ -492,7 +490,6 @@ def experts_of_few(
     rows: int,
     top_k: int,
     normalise: bool,
-    prefetch: bool = True,
 ) -> jax.Array:
     """Routing, the chosen experts and the shared expert of up to 8 rows.
 
@@ -518,7 +515,6 @@ def experts_of_few(
             top_k=top_k,
             normalise=normalise,
             ring_size=ring_size,
-            prefetch=prefetch,
         ),
         out_type=(
             jax.ShapeDtypeStruct((width // CHUNK, ROWS, H), jnp.float32),

@@ -20,6 +20,8 @@ PAIRS = 128
 """Rows of a tile, in two halves, one a compute warpgroup."""
 COLUMNS = 128
 """Columns of a compute warpgroup's accumulator; there are two of them (gate and up, or left and right)."""
+N_SMS = 132
+"""Blocks of a call, one for each multiprocessor of an H100 or H200."""
 _HALF = PAIRS // 2
 _K = 64
 _ALIGN = 8
@@ -47,6 +49,12 @@ def _transposed(ref: Any) -> Any:
     return ref.transpose((1, 0)) if hasattr(ref, "transpose") else plgpu.transpose_ref(ref, (1, 0))
 
 
+def _first_above(ends: jax.Array, at: jax.Array) -> jax.Array:
+    """First index whose end is above `at`, or the last. Compares with all: a binary search is a loop of launches."""
+    found = jnp.searchsorted(ends, at, side="right", method="compare_all")
+    return jnp.minimum(found.astype(jnp.int32), ends.shape[0] - 1)
+
+
 def group(experts: jax.Array, E: int) -> Groups:
     """Lay out the pairs of `experts` [n, k]."""
     n, k = experts.shape
@@ -59,14 +67,14 @@ def group(experts: jax.Array, E: int) -> Groups:
     order = (ordered % jnp.uint32(pairs)).astype(jnp.int32)
     of = (ordered // jnp.uint32(pairs)).astype(jnp.int32)
     ids = jnp.arange(E + 1, dtype=jnp.int32)
-    begin = jnp.searchsorted(of, ids).astype(jnp.int32)
+    begin = jnp.searchsorted(of, ids, method="compare_all").astype(jnp.int32)
     count = begin[1:] - begin[:-1]
     padded = (count + _ALIGN - 1) // _ALIGN * _ALIGN
     end = jnp.cumsum(padded).astype(jnp.int32)
     start = end - padded
     rows = -(-(pairs + E * (_ALIGN - 1)) // _ALIGN) * _ALIGN + PAIRS
     place = jnp.arange(rows, dtype=jnp.int32)
-    owner = jnp.minimum(jnp.searchsorted(end, place, side="right").astype(jnp.int32), E - 1)
+    owner = _first_above(end, place)
     index = jnp.minimum(place - start[owner], count[owner] - 1) + begin[owner]
     source = order[jnp.clip(index, 0, pairs - 1)] // k
     row = (
@@ -78,11 +86,13 @@ def group(experts: jax.Array, E: int) -> Groups:
     last = jnp.cumsum(used).astype(jnp.int32)
     most = pairs // PAIRS + E
     tile = jnp.arange(most, dtype=jnp.int32)
-    expert = jnp.minimum(jnp.searchsorted(last, tile, side="right").astype(jnp.int32), E - 1)
+    expert = _first_above(last, tile)
     within = (tile - (last - used)[expert]) * PAIRS
     size = jnp.clip(padded[expert] - within, 0, PAIRS)
     first = jnp.clip(start[expert] + within, 0, rows - PAIRS)
-    return Groups(source, row, jnp.concatenate([expert, first, size, last[-1:]]))
+    groups = Groups(source, row, jnp.concatenate([expert, first, size, last[-1:]]))
+    # Else the arithmetic of a row's place is fused into gathers and done again for every element of the row.
+    return jax.lax.optimization_barrier(groups)
 
 
 def _body(
@@ -144,6 +154,8 @@ def _body(
             jax.lax.fori_loop(0, n_steps, step, None)
 
         jax.lax.fori_loop(0, mine, one, None)
+        for stage in range(stages):  # so that no barrier is left with a phase nobody saw
+            plgpu.barrier_wait(empty.at[stage])
 
     @pl.when(thread != _LOADS)
     def _products() -> None:
@@ -222,7 +234,7 @@ def _product(
     """Rows [R, K] against their experts' weights [M, E, N, K]: [R, N], or silu(first half) * second half."""
     M, E, N, K = weights.shape
     width = N // 2 if gated else N
-    n_sms = 132
+    n_sms = N_SMS
     stages = 4 if gated else 3  # what shared memory has room for
     return plgpu.kernel(
         functools.partial(

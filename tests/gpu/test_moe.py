@@ -81,3 +81,25 @@ def test_an_overflow_stays_in_its_row():
         keep = np.arange(8) != 3
         assert np.array_equal(got[keep], clean[keep])
         assert not np.isfinite(got[3]).all()
+
+
+def test_in_a_loop_over_layers_as_one_by_one():
+    """The blocks' counters start at zero in every trip."""
+    shape, stack, run = case("35B-A3B")
+    x = jax.random.normal(jax.random.key(3), (8, shape.H), jnp.bfloat16)
+    layers = np.arange(12, dtype=np.int32) % 3
+
+    @jax.jit
+    def loop(x, *stack):
+        def step(x, layer):
+            y = sparse_layer(
+                x, *stack, layer, top_k=shape.top_k, normalise=True, implementation="pallas"
+            )
+            return y / jnp.max(jnp.abs(y)), y
+
+        return jax.lax.scan(step, x, layers)[1]
+
+    for layer, y in zip(layers, np.asarray(loop(x, *stack), np.float64), strict=True):
+        assert np.array_equal(run(x, layer), y)
+        y = jnp.asarray(y, jnp.bfloat16)
+        x = jax.jit(lambda y: y / jnp.max(jnp.abs(y)))(y)

@@ -1,13 +1,14 @@
 """The sparse layer: its plain form against numpy, the layout of sorted pairs, and lowering for CUDA on any machine.
 
-The kernels themselves run only on a GPU (tests/gpu/test_moe.py): `few` chooses experts with warp instructions that
-Mosaic's interpreter does not know.
+Mosaic's interpreter runs `many`; `few` runs only on a GPU (tests/gpu/test_moe.py), for it chooses experts with warp
+instructions that the interpreter does not know.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic_gpu.interpret import params as interpret
 
 from pallas_kernels.moe import few, kernel, many, sparse_layer
 from pallas_kernels.moe.shapes import SHAPES
@@ -90,6 +91,27 @@ def test_every_pair_lies_in_one_tile_of_its_expert(n, k, E):
         assert (owner[f : f + s] == -1).all()
         owner[f : f + s] = e
     assert np.array_equal(owner[row], experts.reshape(-1))
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="jax 0.10's interpreter never ends")
+def test_grouped_products_in_the_interpreter(monkeypatch):
+    monkeypatch.setattr(many, "N_SMS", 2)
+    rng = np.random.default_rng(0)
+    n, k, E, H, width = 70, 2, 4, 256, 128  # groups of 35 pairs on average, and one of none
+    experts = np.stack([rng.permutation(E - 1)[:k] for _ in range(n)]).astype(np.int32)
+    experts[:, 0] = np.where(rng.random(n) < 0.9, E - 2, experts[:, 0])
+    experts[:, 1] = (experts[:, 0] + 1 + rng.integers(0, E - 2, n)) % (E - 1)
+    f = lambda *s: jnp.asarray(rng.standard_normal(s) * s[-1] ** -0.5, jnp.bfloat16)  # noqa: E731
+    x, weights = f(n, H), jnp.asarray(rng.random((n, k)), jnp.bfloat16)
+    gate_up, down = f(2, E, 2 * width, H), f(2, E, H, width)
+    with interpret.force_gpu_interpret_mode():
+        got = many.experts_of_many(x, weights, jnp.asarray(experts), gate_up, down, jnp.int32(1))
+    x, weights, gate_up, down = (np.asarray(a, np.float64) for a in (x, weights, gate_up, down))
+    want = np.zeros_like(x)
+    for row in range(n):
+        for w, e in zip(weights[row], experts[row], strict=True):
+            want[row] += w * gated(x[row], gate_up[1, e], down[1, e])
+    assert np.linalg.norm(np.asarray(got, np.float64) - want) <= 1e-2 * np.linalg.norm(want)
 
 
 def arguments(shape, n, layers=2):
