@@ -5,7 +5,7 @@ cluster. Every block computes the short convolution of its own 3 * 128 channels;
 from another column, so a piece works alone until the norm over dv. The convolution windows of q and k are read by all
 parts of a cluster and written by its first one after a cluster barrier.
 
-A column's sum over dk is taken in an order that `Tuning.columns` alone decides, whatever the number of rows or pieces.
+Sums over dk are taken in one order, whatever the number of rows or pieces.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.kernel_parts import (
+    COLUMNS,
+    MOST_PARTS,
     TAPS,
     D,
     Layouts,
@@ -32,24 +34,24 @@ from pallas_kernels.gated_delta.kernel_parts import (
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """How one call is laid out on the device.
+    """How one call is laid out on the device; every choice does the same operations in the same order.
 
-    columns: columns of dv a warpgroup works on; fixes the order of the sums over dk.
-    pieces: blocks that share one value head.
+    pieces: blocks that share one value head, 1 or 2.
     tma: the state comes through shared memory instead of straight into registers.
-    pdl: start before the previous kernel has ended (programmatic dependent launch).
-    in_cluster: the parts of a key head form a cluster. If not, the caller writes the windows of q and k.
+    pdl: start before the previous kernel has ended (programmatic dependent launch); slots, `continues` and the pools
+      must then be no output of a kernel that may still run.
     """
 
-    columns: int = 64
     pieces: int = 1
     tma: bool = False
     pdl: bool = False
-    in_cluster: bool = True
 
-    @property
-    def warpgroups(self) -> int:
-        return D // (self.columns * self.pieces)
+
+def choose(B: int, nk: int, nv: int) -> Tuning:
+    """What was fastest on an H200 (132 multiprocessors): pieces where whole heads leave half of it idle, else TMA."""
+    if B * nv <= 64 and 2 * (nv // nk) <= MOST_PARTS:
+        return Tuning(pieces=2)
+    return Tuning(tma=True)
 
 
 def gated_delta_decode(
@@ -67,8 +69,7 @@ def gated_delta_decode(
     continues: jax.Array,
     *,
     eps: float,
-    ba_at: int = 0,
-    tuning: Tuning = Tuning(),
+    tuning: Tuning | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """See `api.gated_delta_decode`."""
@@ -76,9 +77,11 @@ def gated_delta_decode(
     nv = dt_bias.shape[1]
     nk = (conv.shape[1] - nv * D) // (2 * D)
     r = nv // nk
-    N, pieces, groups = tuning.columns, tuning.pieces, tuning.warpgroups
-    parts = r * pieces
-    cluster = tuning.in_cluster and parts > 1
+    tuning = tuning or choose(B, nk, nv)
+    N, pieces = COLUMNS, tuning.pieces
+    groups, parts = D // (N * pieces), r * pieces
+    # The interpreter has no clusters: there the windows of q and k stay as they are if value heads share them.
+    cluster = parts > 1 and not interpret
     layouts = Layouts(N, interpret)
     load = layouts.load
 

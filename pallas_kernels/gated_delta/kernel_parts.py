@@ -12,6 +12,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 D = 128
 """dk = dv of every published model."""
 TAPS = 4
+COLUMNS = 64
+"""Columns of dv a warpgroup works on; decides in which order it sums over dk."""
 MOST_PARTS = 8
 """Blocks of the largest cluster that every Hopper device takes."""
 _L2_EPS = 1e-6
@@ -56,7 +58,7 @@ class Layouts:
     interpret: the interpreter knows no layouts, and plain reads only.
     """
 
-    columns: int
+    columns: int = COLUMNS
     interpret: Any = False
 
     @property

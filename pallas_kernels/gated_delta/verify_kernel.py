@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.kernel_parts import (
+    COLUMNS,
     TAPS,
     D,
     Layouts,
@@ -23,9 +24,6 @@ from pallas_kernels.gated_delta.kernel_parts import (
     short_conv,
     unit,
 )
-
-_COLUMNS = 64
-"""As in the decode step, so that both sum in the same order."""
 
 
 def gated_delta_verify(
@@ -50,7 +48,7 @@ def gated_delta_verify(
     nv = dt_bias.shape[1]
     nk = (conv.shape[1] - nv * D) // (2 * D)
     r = nv // nk
-    N, groups = _COLUMNS, D // _COLUMNS
+    N, groups = COLUMNS, D // COLUMNS
     layouts = Layouts(N, interpret)
     load = layouts.load
 

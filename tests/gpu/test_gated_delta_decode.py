@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from gated_delta_oracle import decode_oracle, oracle_steps, several_tokens
 
-from pallas_kernels.gated_delta import gated_delta_commit, gated_delta_decode, gated_delta_verify
+from pallas_kernels.gated_delta import (
+    decode_kernel,
+    gated_delta_commit,
+    gated_delta_decode,
+    gated_delta_verify,
+)
+from pallas_kernels.gated_delta.decode_kernel import Tuning
 from pallas_kernels.gated_delta.decode_shapes import DecodeShape, random_arguments
 
 pytestmark = pytest.mark.gpu
@@ -60,6 +66,29 @@ def test_against_float64(nv):
         rest = [0, 1, 2, 5, 7]
         assert np.array_equal(new[rest], old[rest], equal_nan=True)
         assert np.array_equal(new[:, 0], old[:, 0], equal_nan=True)
+
+
+@pytest.mark.parametrize("nv", [16, 48])
+def test_no_tuning_changes_a_bit(nv):
+    """The number of rows decides the tuning, so a row would depend on its neighbours otherwise."""
+    values = some_rows(nv)
+
+    def tuned(tuning):
+        @jax.jit
+        def run(values):
+            values = dict(values)
+            window, recurrent = (jax.new_ref(values.pop(n)) for n in ("window", "recurrent"))
+            out = decode_kernel.gated_delta_decode(
+                **values, window=window, recurrent=recurrent, eps=EPS, tuning=tuning
+            )
+            return out, jax.freeze(window), jax.freeze(recurrent)
+
+        return run(values)
+
+    first, *others = (tuned(Tuning(pieces=p, tma=t)) for p in (1, 2) for t in (False, True))
+    for other in others:
+        for x, y in zip(first, other, strict=True):
+            assert np.array_equal(x.astype(jnp.float32), y.astype(jnp.float32), equal_nan=True)
 
 
 @pytest.mark.parametrize("nv", [16, 48])

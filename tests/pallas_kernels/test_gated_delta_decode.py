@@ -110,16 +110,17 @@ def test_a_kernel_that_cannot_run_says_why():
         run(some_rows(SMALL), implementation="pallas")
 
 
-def test_the_kernel_in_the_interpreter():
+@pytest.mark.parametrize("state", ["tma", "registers"])
+def test_the_kernel_in_the_interpreter(state):
     """Mosaic's interpreter keeps global state and threads: it gets a process of its own."""
     subprocess.run(
-        [sys.executable, __file__],
+        [sys.executable, __file__, state],
         check=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
     )
 
 
-def interpret():
+def interpret(tma):
     """The interpreter has no clusters: the parts of a key head stand alone, and nobody writes the windows of q, k."""
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
@@ -138,7 +139,7 @@ def interpret():
             window=window,
             recurrent=recurrent,
             eps=EPS,
-            tuning=Tuning(tma=True, in_cluster=False),
+            tuning=Tuning(tma=tma),
             interpret=InterpretGPUParams(),
         )
         return out, jax.freeze(window), jax.freeze(recurrent)
@@ -155,4 +156,4 @@ def interpret():
 
 
 if __name__ == "__main__":
-    interpret()
+    interpret(tma=sys.argv[1] == "tma")
