@@ -45,11 +45,12 @@ def main():
         if fused:
             heads, first = (jnp.concatenate(heads, axis=2),) * 3, (0, 1, 2)
         with params.force_gpu_interpret_mode(params.InterpretGPUParams(detect_races=True)):
-            run = lambda *a: chunk_kernel.chunked(  # noqa: E731
-                *a, nk=1, first=first, boundaries=boundaries
+            got = chunk_kernel.chunked(
+                *heads, g, beta, state, used, nk=1, first=first, boundaries=boundaries
             )
-            got = jax.block_until_ready(run(*heads, g, beta, state, used))
-        assert got[0].dtype == jnp.bfloat16 and got[0].shape == want[0].shape
+            got = jax.block_until_ready(got)
+        assert got[0].dtype == jnp.bfloat16
+        assert got[0].shape == want[0].shape
         assert np.isfinite(np.asarray(got[0], np.float32)).all()
         for b, length in enumerate(lengths):
             if length == 0:
@@ -58,7 +59,8 @@ def main():
             assert error(got[0][b, :length], want[0][b, :length]) < 6e-3
             assert error(got[1][b], want[1][b]) < 6e-3
         if boundaries:
-            assert got[2].shape == want[2].shape and error(got[2], want[2]) < 6e-3
+            assert got[2].shape == want[2].shape
+            assert error(got[2], want[2]) < 6e-3
             assert np.array_equal(np.asarray(got[2][:, -1]), np.asarray(got[1]))
         print("ok", lengths, error(got[1], want[1]), flush=True)
 

@@ -61,23 +61,26 @@ def test_what_the_kernel_does_not_take():
     assert "bfloat16" in chunk_kernel.unsupported(f32, a["state"], nk=2)
     assert "128" in chunk_kernel.unsupported(a["qkv"], small, nk=2)
     assert "key heads" in chunk_kernel.unsupported(a["qkv"], a["state"], nk=3)
-    values = random_arguments(ChunkShape(B=1, T=64, nv=2, nk=1))
+    values = jax.tree.map(jnp.asarray, random_arguments(ChunkShape(B=1, T=64, nv=2, nk=1)))
     with pytest.raises(NotImplementedError, match=r"gated_delta_chunked_fused.*needs a GPU"):
         gated_delta_chunked_fused(**values, implementation="pallas")
 
 
 def test_fused_equals_separate_and_boundaries_are_states_of_prefixes():
     shape = ChunkShape(B=2, T=150, nv=2, nk=1, d=128)
-    values = random_arguments(shape) | {"lengths": np.array([150, 70], np.int32)}
+    values = jax.tree.map(jnp.asarray, random_arguments(shape))
+    values["lengths"] = jnp.asarray([150, 70], jnp.int32)
     out, state, after = gated_delta_chunked_fused(**values, boundaries=True)
     heads = values["qkv"].reshape(2, 150, 4, 128)
     rest = [values[n] for n in ("g", "beta", "state")]
     split = heads[:, :, :1], heads[:, :, 1:2], heads[:, :, 2:]
     same = gated_delta_chunked(*split, *rest, values["lengths"])
-    assert np.array_equal(out, same[0]) and np.array_equal(state, same[1])
+    assert np.array_equal(out, same[0])
+    assert np.array_equal(state, same[1])
     C = boundary_tokens(128, 150)
-    assert C == 64 and after.shape == (2, 3, 2, 128, 128)
+    assert C == 64
+    assert after.shape == (2, 3, 2, 128, 128)
     for i in range(3):
-        ends = np.minimum(values["lengths"], C * (i + 1))
+        ends = jnp.minimum(values["lengths"], C * (i + 1))
         prefix = gated_delta_chunked(*split, *rest, ends)[1]
         assert np.allclose(after[:, i], prefix, rtol=0, atol=1e-6)
