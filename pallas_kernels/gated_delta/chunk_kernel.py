@@ -162,9 +162,10 @@ def _within_chunks(
     bar: Any,
     *,
     r: int,
+    share: int,
     first: tuple[int, int],
 ) -> None:
-    """One chunk of the r value heads of one key head.
+    """One chunk of `share` of the r value heads of one key head.
 
     Of `weights_out` [B, nv, n, 2, C, C], index 0 is T and 1 the weights of o; of `factors_out` [B, nv, n, 4, C], 0 are
     what k M is multiplied by, 1 what V' is on its way into the state, 2 what q M is, and 3 is exp(c).
@@ -174,9 +175,10 @@ def _within_chunks(
 
     @pl.when(c * CHUNK < lengths[b])
     def _() -> None:
-        tokens, heads = pl.ds(c * CHUNK, CHUNK), pl.ds(h * r, r)
-        plgpu.copy_gmem_to_smem(q_ref.at[b, tokens, first[0] + h], q_s, bar)
-        plgpu.copy_gmem_to_smem(k_ref.at[b, tokens, first[1] + h], k_s, bar)
+        tokens, heads = pl.ds(c * CHUNK, CHUNK), pl.ds(h * share, share)
+        key_head = jax.lax.div(h, jnp.int32(r // share))
+        plgpu.copy_gmem_to_smem(q_ref.at[b, tokens, first[0] + key_head], q_s, bar)
+        plgpu.copy_gmem_to_smem(k_ref.at[b, tokens, first[1] + key_head], k_s, bar)
         # Twice, as compilers merge equal loads, and one load cannot have two layouts.
         plgpu.copy_gmem_to_smem(gates.at[b, c, heads], gates_s.at[0], bar)
         plgpu.copy_gmem_to_smem(gates.at[b, c, heads], gates_s.at[1], bar)
@@ -192,7 +194,7 @@ def _within_chunks(
         rk, rq = reciprocal_norm(k_s), reciprocal_norm(q_s) * _D**-0.5
         rk_s[...] = rk
         sums = []
-        for j in range(r):
+        for j in range(share):
             # A coarse part whose sums are exact, and the rest: differences keep a small decay behind a large one.
             g = jnp.maximum(_load(gates_s.at[0, j, 0], _BY_COLUMN), -1000.0)
             coarse = jnp.round(g * 256.0) * (1.0 / 256.0)
@@ -209,7 +211,7 @@ def _within_chunks(
         differ = jnp.where(row > col, row ^ col, 0)
         eye = jnp.where(row == col, 1.0, 0.0)
 
-        for j in range(r):
+        for j in range(share):
             coarse, fine = sums[j]
             coarse_j, fine_j = (_load(sums_s.at[j, i], _BY_COLUMN) for i in range(2))
             beta = _load(gates_s.at[0, j, 1], _BY_ROW)
@@ -232,8 +234,8 @@ def _within_chunks(
             factors_s[2] = decayed * rq
             factors_s[3] = decayed
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(weights_s, weights_out.at[b, h * r + j, c])
-            plgpu.copy_smem_to_gmem(factors_s, factors_out.at[b, h * r + j, c])
+            plgpu.copy_smem_to_gmem(weights_s, weights_out.at[b, h * share + j, c])
+            plgpu.copy_smem_to_gmem(factors_s, factors_out.at[b, h * share + j, c])
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -345,14 +347,21 @@ def _gates_by_chunk(g: Array, beta: Array, lengths: Array, n: int) -> Array:
 
 
 def within_chunks(
-    lengths: Array, q: Array, k: Array, gates: Array, *, nk: int, first: tuple[int, int]
+    lengths: Array,
+    q: Array,
+    k: Array,
+    gates: Array,
+    *,
+    nk: int,
+    first: tuple[int, int],
+    share: int = 1,
 ) -> list[Array]:
     """The first kernel; see `_within_chunks`. `first`: where the queries' and keys' heads begin."""
     B, n, nv = gates.shape[:3]
     r = nv // nk
     f32, f16, bf16 = jnp.float32, jnp.float16, jnp.bfloat16
     return plgpu.kernel(
-        functools.partial(_within_chunks, r=r, first=first),
+        functools.partial(_within_chunks, r=r, share=share, first=first),
         out_type=[
             jax.ShapeDtypeStruct((B, nv, n, 2, *_SQUARE), bf16),
             jax.ShapeDtypeStruct((B, nv, n, 4, CHUNK), f32),
@@ -360,8 +369,8 @@ def within_chunks(
         scratch_types=[
             _tiled((CHUNK, _D), bf16),
             _tiled((CHUNK, _D), bf16),
-            plgpu.SMEM((2, r, 2, CHUNK), f32),
-            plgpu.SMEM((r, 2, CHUNK), f32),
+            plgpu.SMEM((2, share, 2, CHUNK), f32),
+            plgpu.SMEM((share, 2, CHUNK), f32),
             plgpu.SMEM((CHUNK,), f32),
             _tiled((2, *_SQUARE), f16),
             _tiled(_SQUARE, f16),
@@ -369,7 +378,7 @@ def within_chunks(
             plgpu.SMEM((4, CHUNK), f32),
             plgpu.Barrier(num_arrivals=4),
         ],
-        grid=(B, n, nk),
+        grid=(B, n, nv // share),
         grid_names=("row", "chunk", "head"),
         compiler_params=_WARPGROUP,
     )(lengths, q, k, gates)
