@@ -286,25 +286,25 @@ def _across_chunks(
         keep = factors_s[slot, 3, CHUNK - 1]
         half = m.astype(bf16)
 
-        def from_state(recalled: Any, output: Any, fresh: Any) -> tuple[Any, Any, Any]:
+        def from_state(recalled: Any, output: Any) -> tuple[Any, Any, Any]:
             plgpu.wgmma(recalled, half, k.T)
             plgpu.wgmma(output, half, q.T)
             value = _load_transposed(v).astype(f32)
-            x = plgpu.wgmma_accumulator_load(recalled, wait_n=1)
-            new = (value - x * _columns(recall)).astype(bf16)
-            plgpu.wgmma(fresh, new, weights_s.at[slot, 0].T)
-            o = plgpu.wgmma_accumulator_load(output, wait_n=1) * _columns(read)
-            return o, m * keep, fresh[...]
+            return recalled[...], output[...], value
 
         square = plgpu.ACC((_PART, CHUNK), f32)
-        o, kept, fresh = pl.run_scoped(from_state, square, square, square)
+        recalled, o, value = pl.run_scoped(from_state, square, square)
+        new = (value - recalled * _columns(recall)).astype(bf16)
+        fresh = _product((new, weights_s.at[slot, 0].T))
 
         def from_fresh(refs: Any) -> None:
             state, output = refs
             plgpu.wgmma(state, (fresh * _columns(write)).astype(bf16), k)
             plgpu.wgmma(output, fresh.astype(bf16), weights_s.at[slot, 1].T)
 
-        m, o = pl.run_state(from_fresh)((plgpu.ACC.init(kept), plgpu.ACC.init(o)))
+        m, o = pl.run_state(from_fresh)(
+            (plgpu.ACC.init(m * keep), plgpu.ACC.init(o * _columns(read)))
+        )
 
         @pl.when(i + stages < used)
         def _() -> None:
