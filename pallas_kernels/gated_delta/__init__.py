@@ -2,7 +2,9 @@
 
 from pallas_kernels.gated_delta.api import (
     Records,
+    boundary_tokens,
     gated_delta_chunked,
+    gated_delta_chunked_fused,
     gated_delta_commit,
     gated_delta_decode,
     gated_delta_step,
@@ -11,7 +13,9 @@ from pallas_kernels.gated_delta.api import (
 
 __all__ = [
     "Records",
+    "boundary_tokens",
     "gated_delta_chunked",
+    "gated_delta_chunked_fused",
     "gated_delta_commit",
     "gated_delta_decode",
     "gated_delta_step",

@@ -23,7 +23,7 @@ _L2_EPS = 1e-6
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-def _chunk(dk: int, tokens: int) -> int:
+def chunk_length(dk: int, tokens: int) -> int:
     """Tokens of a chunk: a power of two from 8 on, no longer than it takes to hold all tokens.
 
     What a chunk computes within itself grows with its length, what the state takes with dk.
@@ -125,12 +125,16 @@ def chunked(
     beta: Float[Array, "B T nv"],
     state: Float[Array, "B nv dk dv"],
     lengths: Int[Array, " B"],
-) -> tuple[Float[Array, "B T nv dv"], Float[Array, "B nv dk dv"]]:
-    """See `api.gated_delta_chunked`."""
+    *,
+    boundaries: bool = False,
+) -> tuple[
+    Float[Array, "B T nv dv"], Float[Array, "B nv dk dv"], Float[Array, "B n nv dk dv"] | None
+]:
+    """See `api.gated_delta_chunked`; third come the states after each chunk, if `boundaries`."""
     B, T, nk, dk = q.shape
     nv, dv = v.shape[2], v.shape[3]
     r = nv // nk
-    C = _chunk(dk, T)
+    C = chunk_length(dk, T)
     n = -(-T // C)
 
     # A token past the row's length writes nothing and decays nothing.
@@ -175,16 +179,17 @@ def chunked(
     reads_state = jnp.concatenate([w, q_in], axis=-2)
     reads_fresh = jnp.concatenate([qk, jnp.swapaxes(k_out, -1, -2)], axis=-2)
 
-    def one_chunk(M: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
+    def one_chunk(M: Array, x: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array | None]]:
         u, reads_state, reads_fresh, keep = x
         recalled = jnp.matmul(reads_state, M, precision=_EXACT)
         fresh = u - recalled[..., :C, :]
         read = jnp.matmul(reads_fresh, fresh, precision=_EXACT)
-        return keep * M + read[..., C:, :], recalled[..., C:, :] + read[..., :C, :]
+        M = keep * M + read[..., C:, :]
+        return M, (recalled[..., C:, :] + read[..., :C, :], M if boundaries else None)
 
-    state, out = jax.lax.scan(one_chunk, state, (u, reads_state, reads_fresh, keep))
+    state, (out, after) = jax.lax.scan(one_chunk, state, (u, reads_state, reads_fresh, keep))
     out = jnp.moveaxis(jnp.moveaxis(out, 0, 1), 2, 3).reshape(B, n * C, nv, dv)
-    return out[:, :T], state
+    return out[:, :T], state, None if after is None else jnp.moveaxis(after, 0, 1)
 
 
 class Records(NamedTuple):
