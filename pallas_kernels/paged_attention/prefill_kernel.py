@@ -23,8 +23,6 @@ ROWS = 64
 """Tokens of a tile: the rows of one warpgroup's matrix instruction."""
 PAGE = 64
 HEAD_DIM = 256
-_STAGES = 2
-"""Pages of keys (and as many of values) in shared memory at once: 2 x 2 x 32 KB beside 64 KB of queries."""
 _HEADS = 2
 _PRODUCER = 2
 _LOWEST_PEAK = -1e30
@@ -54,18 +52,27 @@ def paged_attention(
     lengths: Int[Array, " B"],
     scale: float,
     *,
+    block: int = 64,
+    overlap: bool = True,
     turns: bool = True,
+    cluster: int = 1,
 ) -> Float[Array, "B T N D"]:
     """See `api.paged_attention`.
 
     Args:
+      block: keys of one step, 64 or 128.
+      overlap: issue the scores of a step before the values of the last one, and take the softmax meanwhile.
+      cluster: 2: neighbouring tiles share their pages by TMA multicast.
       turns: let the two heads issue their products in turn, so that one's softmax runs under the other's products.
     """
     B, T, N, D = q.shape
     A, X, K, P = k_pages.shape[:4]
     G = N // K
     pairs = G // _HEADS
-    tiles = -(-T // ROWS)
+    tiles = -(-T // (ROWS * cluster))
+    stages = 2 * PAGE // block
+    pages = block // PAGE
+    L = block_tables.shape[1]
     # Rows of one long matrix: a page of a KV head is 64 consecutive rows.
     k_rows = k_pages.reshape(A * X * K * P, D)
     v_rows = v_pages.reshape(A * X * K * P, D)
@@ -74,54 +81,61 @@ def paged_attention(
 
     def body(
         layer_ref, tables_ref, starts_ref, lengths_ref, q_ref, k_ref, v_ref, out_ref,
-        q_smem, k_smem, v_smem, q_full, k_full, v_full, k_free, v_free, turn,
+        q_smem, k_smem, v_smem, q_full, k_full, v_full, k_free, v_free, turn, done,
     ):  # fmt: skip
         wg = jax.lax.axis_index("wg")
         # Pairs of one KV head run side by side, so that L2 serves the pages; the longest tiles start first.
         index = jax.lax.axis_index("tile")
-        pair = index % pairs
-        index = index // pairs
-        first = (tiles - 1 - index % tiles) * ROWS
-        index = index // tiles
-        kv_head = index % K
-        row = index // K
+        pair, index = jax.lax.rem(index, pairs), jax.lax.div(index, pairs)
+        kv_head, index = jax.lax.rem(index, K), jax.lax.div(index, K)
+        row, index = jax.lax.rem(index, B), jax.lax.div(index, B)
+        lowest = (tiles - 1 - index) * (ROWS * cluster)
+        first = lowest + (jax.lax.axis_index("cluster") * ROWS if cluster > 1 else 0)
 
         start, length = starts_ref[row], lengths_ref[row]
         visible = start + jnp.minimum(first + ROWS, length)
         visible = jnp.where(first < length, visible, 0)
-        # A tile without any real query visits one page, wholly masked, and writes zeros.
-        steps = jnp.maximum((visible + PAGE - 1) // PAGE, 1)
-        unmasked = jnp.minimum(start + first + 1, visible) // PAGE
+        # A tile without any real query visits masked keys only, and writes zeros. Tiles of a cluster go together.
+        together = start + jnp.minimum(lowest + ROWS * cluster, length)
+        together = jnp.where(lowest < length, together, 0)
+        steps = jnp.maximum((together + block - 1) // block, 1)
+        unmasked = jnp.minimum(start + first + 1, visible) // block
 
         @pl.when(wg == _PRODUCER)
         def _fetch():
             plgpu.set_max_registers(24, action="decrease")
             base = layer_ref[0] * X
+            shared = "cluster" if cluster > 1 else None
 
-            def rows_of(page):
-                return pl.ds(((base + page) * K + kv_head) * PAGE, PAGE)
+            def load(i, ids, source, target, full, free):
+                slot = jax.lax.rem(i, stages)
+                pl.when(i >= stages)(lambda: plgpu.barrier_wait(free.at[slot]))
+                for n, page in enumerate(ids):
+                    rows = pl.ds(((base + page) * K + kv_head) * PAGE, PAGE)
+                    plgpu.copy_gmem_to_smem(
+                        source.at[rows],
+                        target.at[slot, pl.ds(n * PAGE, PAGE)],
+                        full.at[slot],
+                        collective_axes=shared,
+                    )
 
-            def load_k(i, page):
-                slot = i % _STAGES
-                pl.when(i >= _STAGES)(lambda: plgpu.barrier_wait(k_free.at[slot]))
-                plgpu.copy_gmem_to_smem(k_ref.at[rows_of(page)], k_smem.at[slot], k_full.at[slot])
+            def ids_of(i):
+                first_page = (steps - 1 - i) * pages
+                return tuple(
+                    tables_ref[row, jnp.minimum(first_page + n, L - 1)] for n in range(pages)
+                )
 
-            def load_v(i, page):
-                slot = i % _STAGES
-                pl.when(i >= _STAGES)(lambda: plgpu.barrier_wait(v_free.at[slot]))
-                plgpu.copy_gmem_to_smem(v_ref.at[rows_of(page)], v_smem.at[slot], v_full.at[slot])
+            ids = ids_of(jnp.int32(0))
+            load(jnp.int32(0), ids, k_ref, k_smem, k_full, k_free)
 
-            page = tables_ref[row, steps - 1]
-            load_k(jnp.int32(0), page)
-
-            def step(i, page):
-                following = tables_ref[row, steps - 1 - i]
-                load_k(i, following)
-                load_v(i - 1, page)
+            def step(i, ids):
+                following = ids_of(i)
+                load(i, following, k_ref, k_smem, k_full, k_free)
+                load(i - 1, ids, v_ref, v_smem, v_full, v_free)
                 return following
 
-            page = jax.lax.fori_loop(1, steps, step, page)
-            load_v(steps - 1, page)
+            ids = jax.lax.fori_loop(1, steps, step, ids)
+            load(steps - 1, ids, v_ref, v_smem, v_full, v_free)
 
         @pl.when(wg != _PRODUCER)
         def _attend():
@@ -130,7 +144,12 @@ def paged_attention(
             tile = (row, pl.ds(first, ROWS), head)
             queries = q_smem.at[wg]
             plgpu.copy_gmem_to_smem(q_ref.at[tile], queries, q_full.at[wg])
-            last = steps * PAGE - PAGE
+            last = (steps - 1) * block
+
+            def release(free, i):
+                # Nobody waits for the last ones, and a block of the cluster may be gone by then.
+                slot = jax.lax.rem(i, stages)
+                pl.when(i + stages < steps)(lambda: plgpu.barrier_arrive(free.at[slot]))
 
             def my_turn():
                 if turns:
@@ -144,7 +163,7 @@ def paged_attention(
                 pl.when(wg == 1)(lambda: plgpu.barrier_arrive(turn.at[0]))
 
             def masked_scores(scores, column):
-                shape = (ROWS, PAGE)
+                shape = (ROWS, block)
                 query = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
                 key = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
                 seen = (key + column <= query + (start + first)) & (key + column < visible)
@@ -169,8 +188,8 @@ def paged_attention(
                     your_turn()
                     return acc[...]
 
-                scores = pl.run_scoped(first_scores, plgpu.ACC((ROWS, PAGE), jnp.float32))
-                plgpu.barrier_arrive(k_free.at[0])
+                scores = pl.run_scoped(first_scores, plgpu.ACC((ROWS, block), jnp.float32))
+                release(k_free, jnp.int32(0))
                 peak = plgpu.layout_cast(
                     jnp.full((ROWS,), _LOWEST_PEAK, jnp.float32), plgpu.Layout.WGMMA.reduce(1)
                 )
@@ -183,9 +202,9 @@ def paged_attention(
                 # same bytes, so it does not matter which is first.
                 plgpu.barrier_wait(v_full.at[0])
 
-                @pl.when(start + length < steps * PAGE)
+                @pl.when(start + length < steps * block)
                 def _clean():
-                    shape = (PAGE, HEAD_DIM)
+                    shape = (block, HEAD_DIM)
                     key = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
                     values = plgpu.layout_cast(v_smem[0], plgpu.Layout.WGMMA)
                     written = key + last < visible
@@ -194,24 +213,39 @@ def paged_attention(
 
                 def step(i, carry, masked):
                     peak, total, weights = carry
-                    k_slot, v_slot = i % _STAGES, (i - 1) % _STAGES
-                    plgpu.barrier_wait(k_full.at[k_slot])
-                    pl.when(i > 1)(lambda: plgpu.barrier_wait(v_full.at[v_slot]))
-                    my_turn()
+                    k_slot, v_slot = jax.lax.rem(i, stages), jax.lax.rem(i - 1, stages)
+                    values = v_smem.at[v_slot]
+
+                    def wait_for_values():
+                        pl.when(i > 1)(lambda: plgpu.barrier_wait(v_full.at[v_slot]))
+
+                    if overlap:
+                        plgpu.barrier_wait(k_full.at[k_slot])
+                        wait_for_values()
+                        my_turn()
+                    else:
+                        wait_for_values()
+                        my_turn()
+                        plgpu.wgmma(out_acc, weights, values)
+                        out = out_acc[...]
+                        release(v_free, i - 1)
+                        plgpu.barrier_wait(k_full.at[k_slot])
 
                     def issue(acc):
                         plgpu.wgmma(acc, queries, k_smem.at[k_slot].transpose((1, 0)))
-                        plgpu.wgmma(out_acc, weights, v_smem.at[v_slot])
+                        if overlap:
+                            plgpu.wgmma(out_acc, weights, values)
                         your_turn()
-                        return plgpu.wgmma_accumulator_load(acc, wait_n=1)
+                        return plgpu.wgmma_accumulator_load(acc, wait_n=int(overlap))
 
-                    scores = pl.run_scoped(issue, plgpu.ACC((ROWS, PAGE), jnp.float32))
-                    plgpu.barrier_arrive(k_free.at[k_slot])
+                    scores = pl.run_scoped(issue, plgpu.ACC((ROWS, block), jnp.float32))
+                    release(k_free, i)
                     if masked:
-                        scores = masked_scores(scores, last - i * PAGE)
+                        scores = masked_scores(scores, last - i * block)
                     peak, total, shrink, weights = softmax(scores, peak, total)
-                    out = out_acc[...]
-                    plgpu.barrier_arrive(v_free.at[v_slot])
+                    if overlap:
+                        out = out_acc[...]
+                        release(v_free, i - 1)
                     out_acc[...] = out * jax.lax.broadcast_in_dim(shrink, out.shape, [0])
                     return peak, total, weights
 
@@ -220,7 +254,7 @@ def paged_attention(
                 carry = jax.lax.fori_loop(1, border, functools.partial(step, masked=True), carry)
                 carry = jax.lax.fori_loop(border, steps, functools.partial(step, masked=False), carry)
                 peak, total, weights = carry
-                slot = (steps - 1) % _STAGES
+                slot = jax.lax.rem(steps - 1, stages)
                 pl.when(steps > 1)(lambda: plgpu.barrier_wait(v_full.at[slot]))
                 plgpu.wgmma(out_acc, weights, v_smem.at[slot])
                 return out_acc[...], total
@@ -233,25 +267,42 @@ def paged_attention(
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(queries, out_ref.at[tile])
             plgpu.wait_smem_to_gmem(0)
+            if cluster > 1:
+                plgpu.barrier_arrive(done)
+                plgpu.barrier_wait(done)
 
     tiled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
     def smem(*shape):
         return plgpu.SMEM(shape, jnp.bfloat16, transforms=tiled)
 
+    def barrier(count, arrivals=1):
+        return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
+
+    def freed():
+        if cluster == 1:
+            return barrier(stages, _HEADS)
+        return plgpu.ClusterBarrier(
+            collective_axes=("cluster",), num_arrivals=_HEADS, num_barriers=stages
+        )
+
+    together = {"cluster": (cluster,), "cluster_names": ("cluster",)} if cluster > 1 else {}
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
         scratch_types=[
             smem(_HEADS, ROWS, HEAD_DIM),
-            smem(_STAGES, PAGE, HEAD_DIM),
-            smem(_STAGES, PAGE, HEAD_DIM),
-            plgpu.Barrier(num_barriers=_HEADS),
-            plgpu.Barrier(num_barriers=_STAGES),
-            plgpu.Barrier(num_barriers=_STAGES),
-            plgpu.Barrier(num_arrivals=_HEADS, num_barriers=_STAGES),
-            plgpu.Barrier(num_arrivals=_HEADS, num_barriers=_STAGES),
-            plgpu.Barrier(num_barriers=_HEADS),
+            smem(stages, block, HEAD_DIM),
+            smem(stages, block, HEAD_DIM),
+            barrier(_HEADS),
+            barrier(stages, pages),
+            barrier(stages, pages),
+            freed(),
+            freed(),
+            barrier(_HEADS),
+            plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=_HEADS)
+            if cluster > 1
+            else barrier(1),
         ],
         grid=(B * K * tiles * pairs,),
         grid_names=("tile",),
@@ -260,4 +311,5 @@ def paged_attention(
         compiler_params=plgpu.CompilerParams(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
         ),
+        **together,
     )(*scalars, q, k_rows, v_rows)
