@@ -10,7 +10,7 @@ from __future__ import annotations
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
-from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention import prefill_kernel, reference
 
 
 def append_kv(
@@ -67,7 +67,9 @@ def paged_attention(
       Like `q`. Softmax in float32. Queries past a row's length are meaningless; a row of length 0 is finite. The
       result of a row does not depend on the other rows, nor on the physical order of its pages.
     """
-    pick("paged_attention", implementation, pallas_unavailable=NO_KERNEL_YET)
-    return reference.paged_attention(
-        q, k_pages, v_pages, layer, block_tables, starts, lengths, scale
-    )
+    args = (q, k_pages, v_pages, layer, block_tables, starts, lengths, scale)
+    why_not = prefill_kernel.unavailable(q, k_pages)
+    if why_not is None and implementation in (None, "pallas"):
+        return prefill_kernel.paged_attention(*args)
+    pick("paged_attention", implementation, pallas_unavailable=why_not or "")
+    return reference.paged_attention(*args)

@@ -24,21 +24,34 @@ ROWS = 64
 PAGE = 64
 HEAD_DIM = 256
 _HEADS = 2
+_FEWEST = 32
+"""Queries a row under which most of a tile would be padding."""
 _PRODUCER = 2
 _LOWEST_PEAK = -1e30
 """Start of the running maximum: finite, so that a page without any visible key leaves weights of zero, not NaN."""
 
 
+def on_hopper() -> bool:
+    """Whether the default device is a GPU of compute capability 9.0."""
+    device = jax.devices()[0]
+    return device.platform == "gpu" and getattr(device, "compute_capability", None) == "9.0"
+
+
 def unavailable(
     q: jax.Array | jax.ShapeDtypeStruct, k_pages: jax.Array | jax.ShapeDtypeStruct
 ) -> str | None:
-    """Why the kernel cannot take these shapes, or None where it can."""
+    """Why the kernel cannot run at these shapes on the default device, or None where it can."""
+    heads = (q.shape[2], k_pages.shape[2])
     if q.dtype != jnp.bfloat16 or k_pages.dtype != jnp.bfloat16:
-        return f"the kernel is for bfloat16, got {q.dtype} queries and {k_pages.dtype} pages"
+        return f"the prefill kernel is for bfloat16, got {q.dtype} on {k_pages.dtype} pages"
     if k_pages.shape[3:] != (PAGE, HEAD_DIM):
-        return f"the kernel is for pages of {PAGE} x {HEAD_DIM}, got {k_pages.shape[3:]}"
-    if (q.shape[2] // k_pages.shape[2]) % _HEADS:
-        return f"the kernel takes the heads of a group in pairs, got {q.shape[2]} / {k_pages.shape[2]}"
+        return f"the prefill kernel is for pages of {PAGE} x {HEAD_DIM}, got {k_pages.shape[3:]}"
+    if q.shape[1] < _FEWEST:
+        return f"the prefill kernel is for at least {_FEWEST} queries a row, got {q.shape[1]}"
+    if heads[0] // heads[1] % _HEADS:
+        return f"the prefill kernel takes a KV head's query heads in pairs, got {heads}"
+    if not on_hopper():
+        return "the prefill kernel needs a GPU of compute capability 9.0"
     return None
 
 
@@ -53,9 +66,10 @@ def paged_attention(
     scale: float,
     *,
     block: int = 64,
-    overlap: bool = True,
-    turns: bool = True,
+    order: str = "apart",
+    turns: bool = False,
     cluster: int = 1,
+    interpret: bool = False,
 ) -> Float[Array, "B T N D"]:
     """See `api.paged_attention`.
 
@@ -76,12 +90,33 @@ def paged_attention(
     # Rows of one long matrix: a page of a KV head is 64 consecutive rows.
     k_rows = k_pages.reshape(A * X * K * P, D)
     v_rows = v_pages.reshape(A * X * K * P, D)
+
+    def multiply(acc, a, b, transposed=False):
+        if interpret:
+            factor = b[...].T if transposed else b[...]
+            acc[...] += jnp.dot(a[...], factor, preferred_element_type=jnp.float32)
+        else:
+            plgpu.wgmma(acc, a, b.transpose((1, 0)) if transposed else b)
+
+    def laid_out(x, layout):
+        return x if interpret else plgpu.layout_cast(x, layout)
+
+    def indices(shape, axis):
+        return laid_out(jax.lax.broadcasted_iota(jnp.int32, shape, axis), plgpu.Layout.WGMMA)
+
+    def accumulate(f, shape, stand_in):
+        if not interpret:
+            return pl.run_scoped(f, plgpu.ACC(shape, jnp.float32))
+        stand_in[...] = jnp.zeros(shape, jnp.float32)
+        return f(stand_in)
+
     scalars = (jnp.asarray(layer, jnp.int32).reshape(1), block_tables, starts, lengths)
     log2_scale = scale * math.log2(math.e)
 
     def body(
         layer_ref, tables_ref, starts_ref, lengths_ref, q_ref, k_ref, v_ref, out_ref,
         q_smem, k_smem, v_smem, q_full, k_full, v_full, k_free, v_free, turn, done,
+        *emulated,
     ):  # fmt: skip
         wg = jax.lax.axis_index("wg")
         # Pairs of one KV head run side by side, so that L2 serves the pages; the longest tiles start first.
@@ -143,12 +178,15 @@ def paged_attention(
             head = kv_head * G + pair * _HEADS + wg
             tile = (row, pl.ds(first, ROWS), head)
             queries = q_smem.at[wg]
+            stand_in = [ref.at[wg] for ref in emulated] or [None, None]
             plgpu.copy_gmem_to_smem(q_ref.at[tile], queries, q_full.at[wg])
             last = (steps - 1) * block
 
             def release(free, i):
                 # Nobody waits for the last ones, and a block of the cluster may be gone by then.
                 slot = jax.lax.rem(i, stages)
+                if cluster == 1 and not interpret:
+                    return plgpu.barrier_arrive(free.at[slot])
                 pl.when(i + stages < steps)(lambda: plgpu.barrier_arrive(free.at[slot]))
 
             def my_turn():
@@ -164,8 +202,8 @@ def paged_attention(
 
             def masked_scores(scores, column):
                 shape = (ROWS, block)
-                query = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
-                key = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
+                query = indices(shape, 0)
+                key = indices(shape, 1)
                 seen = (key + column <= query + (start + first)) & (key + column < visible)
                 return jnp.where(seen, scores, -jnp.inf)
 
@@ -184,18 +222,16 @@ def paged_attention(
                 my_turn()
 
                 def first_scores(acc):
-                    plgpu.wgmma(acc, queries, k_smem.at[0].transpose((1, 0)))
+                    multiply(acc, queries, k_smem.at[0], transposed=True)
                     your_turn()
                     return acc[...]
 
-                scores = pl.run_scoped(first_scores, plgpu.ACC((ROWS, block), jnp.float32))
+                scores = accumulate(first_scores, (ROWS, block), stand_in[0])
                 release(k_free, jnp.int32(0))
-                peak = plgpu.layout_cast(
+                peak = laid_out(
                     jnp.full((ROWS,), _LOWEST_PEAK, jnp.float32), plgpu.Layout.WGMMA.reduce(1)
                 )
-                total = plgpu.layout_cast(
-                    jnp.zeros((ROWS,), jnp.float32), plgpu.Layout.WGMMA.reduce(1)
-                )
+                total = laid_out(jnp.zeros((ROWS,), jnp.float32), plgpu.Layout.WGMMA.reduce(1))
                 peak, total, _, weights = softmax(masked_scores(scores, last), peak, total)
 
                 # Columns that nobody has written may hold NaN, and zero times NaN is NaN. Both warpgroups store the
@@ -205,8 +241,8 @@ def paged_attention(
                 @pl.when(start + length < steps * block)
                 def _clean():
                     shape = (block, HEAD_DIM)
-                    key = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
-                    values = plgpu.layout_cast(v_smem[0], plgpu.Layout.WGMMA)
+                    key = indices(shape, 0)
+                    values = laid_out(v_smem[0], plgpu.Layout.WGMMA)
                     written = key + last < visible
                     v_smem[0] = jnp.where(written, values, jnp.zeros_like(values))
                     plgpu.commit_smem()
@@ -219,31 +255,37 @@ def paged_attention(
                     def wait_for_values():
                         pl.when(i > 1)(lambda: plgpu.barrier_wait(v_full.at[v_slot]))
 
-                    if overlap:
-                        plgpu.barrier_wait(k_full.at[k_slot])
-                        wait_for_values()
+                    wait_for_values()
+                    if order == "apart":
                         my_turn()
-                    else:
-                        wait_for_values()
-                        my_turn()
-                        plgpu.wgmma(out_acc, weights, values)
+                        multiply(out_acc, weights, values)
                         out = out_acc[...]
                         release(v_free, i - 1)
                         plgpu.barrier_wait(k_full.at[k_slot])
+                    else:
+                        plgpu.barrier_wait(k_full.at[k_slot])
+                        my_turn()
 
                     def issue(acc):
-                        plgpu.wgmma(acc, queries, k_smem.at[k_slot].transpose((1, 0)))
-                        if overlap:
-                            plgpu.wgmma(out_acc, weights, values)
+                        if order == "chained":
+                            multiply(out_acc, weights, values)
+                        multiply(acc, queries, k_smem.at[k_slot], transposed=True)
+                        if order == "overlap":
+                            multiply(out_acc, weights, values)
                         your_turn()
-                        return plgpu.wgmma_accumulator_load(acc, wait_n=int(overlap))
+                        if interpret:
+                            return acc[...]
+                        return plgpu.wgmma_accumulator_load(acc, wait_n=int(order == "overlap"))
 
-                    scores = pl.run_scoped(issue, plgpu.ACC((ROWS, block), jnp.float32))
+                    scores = accumulate(issue, (ROWS, block), stand_in[0])
                     release(k_free, i)
+                    if order == "chained":
+                        out = out_acc[...]
+                        release(v_free, i - 1)
                     if masked:
                         scores = masked_scores(scores, last - i * block)
                     peak, total, shrink, weights = softmax(scores, peak, total)
-                    if overlap:
+                    if order == "overlap":
                         out = out_acc[...]
                         release(v_free, i - 1)
                     out_acc[...] = out * jax.lax.broadcast_in_dim(shrink, out.shape, [0])
@@ -252,14 +294,16 @@ def paged_attention(
                 border = jnp.maximum(steps - unmasked, 1)
                 carry = (peak, total, weights)
                 carry = jax.lax.fori_loop(1, border, functools.partial(step, masked=True), carry)
-                carry = jax.lax.fori_loop(border, steps, functools.partial(step, masked=False), carry)
+                carry = jax.lax.fori_loop(
+                    border, steps, functools.partial(step, masked=False), carry
+                )
                 peak, total, weights = carry
                 slot = jax.lax.rem(steps - 1, stages)
                 pl.when(steps > 1)(lambda: plgpu.barrier_wait(v_full.at[slot]))
-                plgpu.wgmma(out_acc, weights, v_smem.at[slot])
+                multiply(out_acc, weights, v_smem.at[slot])
                 return out_acc[...], total
 
-            out, total = pl.run_scoped(attend, plgpu.ACC((ROWS, HEAD_DIM), jnp.float32))
+            out, total = accumulate(attend, (ROWS, HEAD_DIM), stand_in[1])
             inverse = 1.0 / jnp.where(total > 0.0, total, 1.0)
             queries[...] = (out * jax.lax.broadcast_in_dim(inverse, out.shape, [0])).astype(
                 jnp.bfloat16
@@ -287,6 +331,9 @@ def paged_attention(
         )
 
     together = {"cluster": (cluster,), "cluster_names": ("cluster",)} if cluster > 1 else {}
+    # The interpreter knows neither products with a factor in registers nor stores to an accumulator.
+    widths = (block, HEAD_DIM) if interpret else ()
+    stand_ins = [plgpu.SMEM((_HEADS, ROWS, width), jnp.float32) for width in widths]
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -303,6 +350,7 @@ def paged_attention(
             plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=_HEADS)
             if cluster > 1
             else barrier(1),
+            *stand_ins,
         ],
         grid=(B * K * tiles * pairs,),
         grid_names=("tile",),
