@@ -61,7 +61,8 @@ def paged_attention(
       k_pages, v_pages: the planes, the new tokens already appended.
       layer, block_tables, starts, lengths: as in `append_kv`.
       scale: factor of the scores.
-      implementation: see `pallas_kernels.dispatch`.
+      implementation: see `pallas_kernels.dispatch`. "pallas" is for chunks of a prefill (`prefill_kernel.unavailable`
+        says when it can run), and has no derivative: name "reference" to differentiate on a GPU.
 
     Returns:
       Like `q`. Softmax in float32. Queries past a row's length are meaningless; a row of length 0 is finite. The

@@ -1,4 +1,6 @@
-"""Speed of prefill attention: one JSON line a shape. `python -m pallas_kernels.paged_attention.prefill_bench [name ...]`
+"""Speed of prefill attention: one JSON line a shape.
+
+`python -m pallas_kernels.paged_attention.prefill_bench [name ...]`
 
 The rate counts the causal products exactly: 4 N D operations for each pair of a query and a key in its sight.
 """
