@@ -15,6 +15,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pallas_kernels.paged_attention import prefill_kernel
 from pallas_kernels.paged_attention.prefill_shapes import SHAPES, PrefillShape
@@ -62,8 +63,8 @@ def measure(shape: PrefillShape, repeats: int = 6) -> float:
     k, v = (jax.random.normal(key, (2, X, K, _PAGE, _D), jnp.bfloat16) for key in keys[1:])
 
     @jax.jit
-    def run(q, k, v, tables, starts, lengths):
-        def call(i, q):
+    def run(q: Array, k: Array, v: Array, tables: Array, starts: Array, lengths: Array) -> Array:
+        def call(i: Array, q: Array) -> Array:
             return prefill_kernel.paged_attention(q, k, v, i % 2, tables, starts, lengths, _D**-0.5)
 
         return jax.lax.fori_loop(0, repeats, call, q)

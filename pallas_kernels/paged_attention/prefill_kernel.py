@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,23 +85,23 @@ def paged_attention(
     tiles = -(-T // _ROWS)
     log2_scale = scale * math.log2(math.e)
 
-    def laid_out(x, layout):
+    def laid_out(x: jax.Array, layout: Any) -> jax.Array:
         return x if interpret else plgpu.layout_cast(x, layout)
 
-    def indices(shape, axis):
+    def indices(shape: tuple[int, ...], axis: int) -> jax.Array:
         return laid_out(jax.lax.broadcasted_iota(jnp.int32, shape, axis), plgpu.Layout.WGMMA)
 
-    def per_query(value):
+    def per_query(value: float) -> jax.Array:
         return laid_out(jnp.full((_ROWS,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
 
-    def accumulate(f, shape, stand_in):
+    def accumulate(f: Callable[[Any], Any], shape: tuple[int, int], stand_in: Any) -> Any:
         """f(accumulator), an accumulator of zeros."""
         if not interpret:
             return pl.run_scoped(f, plgpu.ACC(shape, jnp.float32))
         stand_in[...] = jnp.zeros(shape, jnp.float32)
         return f(stand_in)
 
-    def multiply(acc, a, b, transposed=False):
+    def multiply(acc: Any, a: Any, b: Any, transposed: bool = False) -> None:
         if interpret:
             factor = b[...].T if transposed else b[...]
             acc[...] += jnp.dot(a[...], factor, preferred_element_type=jnp.float32)
@@ -107,24 +109,24 @@ def paged_attention(
             plgpu.wgmma(acc, a, b.transpose((1, 0)) if transposed else b)
 
     def body(
-        layer_ref,
-        tables_ref,
-        starts_ref,
-        lengths_ref,
-        q_ref,
-        k_ref,
-        v_ref,
-        out_ref,
-        q_smem,
-        k_smem,
-        v_smem,
-        q_full,
-        k_full,
-        v_full,
-        k_free,
-        v_free,
-        *stand_ins,
-    ):
+        layer_ref: Any,
+        tables_ref: Any,
+        starts_ref: Any,
+        lengths_ref: Any,
+        q_ref: Any,
+        k_ref: Any,
+        v_ref: Any,
+        out_ref: Any,
+        q_smem: Any,
+        k_smem: Any,
+        v_smem: Any,
+        q_full: Any,
+        k_full: Any,
+        v_full: Any,
+        k_free: Any,
+        v_free: Any,
+        *stand_ins: Any,
+    ) -> None:
         wg = jax.lax.axis_index("wg")
         # Pairs of one KV head run side by side, so that L2 serves the pages; the longest tiles start first.
         index = jax.lax.axis_index("tile")
@@ -140,17 +142,19 @@ def paged_attention(
         unmasked = jax.lax.div(jnp.minimum(start + first + 1, visible), PAGE)
 
         @pl.when(wg == _FETCHER)
-        def _fetch():
+        def _fetch() -> None:
             plgpu.set_max_registers(24, action="decrease")
             base = layer_ref[0] * X
 
-            def load(i, page, source, target, full, free):
+            def load(
+                i: jax.Array, page: jax.Array, source: Any, target: Any, full: Any, free: Any
+            ) -> None:
                 slot = jax.lax.rem(i, _STAGES)
                 pl.when(i >= _STAGES)(lambda: plgpu.barrier_wait(free.at[slot]))
                 rows = pl.ds(((base + page) * K + kv_head) * PAGE, PAGE)
                 plgpu.copy_gmem_to_smem(source.at[rows], target.at[slot], full.at[slot])
 
-            def step(i, page):
+            def step(i: jax.Array, page: jax.Array) -> jax.Array:
                 following = tables_ref[row, steps - 1 - i]
                 load(i, following, k_ref, k_smem, k_full, k_free)
                 load(i - 1, page, v_ref, v_smem, v_full, v_free)
@@ -162,7 +166,7 @@ def paged_attention(
             load(steps - 1, page, v_ref, v_smem, v_full, v_free)
 
         @pl.when(wg != _FETCHER)
-        def _attend():
+        def _attend() -> None:
             plgpu.set_max_registers(240, action="increase")
             tile = (row, pl.ds(first, _ROWS), kv_head * G + pair * _HEADS + wg)
             queries = q_smem.at[wg]
@@ -170,15 +174,15 @@ def paged_attention(
             plgpu.copy_gmem_to_smem(q_ref.at[tile], queries, q_full.at[wg])
             last = (steps - 1) * PAGE
 
-            def release(free, i):
+            def release(free: Any, i: jax.Array) -> None:
                 slot = jax.lax.rem(i, _STAGES)
                 pl.when(i + _STAGES < steps)(lambda: plgpu.barrier_arrive(free.at[slot]))
 
-            def scores_of(i):
+            def scores_of(i: jax.Array) -> jax.Array:
                 slot = jax.lax.rem(i, _STAGES)
                 plgpu.barrier_wait(k_full.at[slot])
 
-                def product(acc):
+                def product(acc: Any) -> jax.Array:
                     multiply(acc, queries, k_smem.at[slot], transposed=True)
                     return acc[...]
 
@@ -186,13 +190,15 @@ def paged_attention(
                 release(k_free, i)
                 return scores
 
-            def mask(scores, column):
+            def mask(scores: jax.Array, column: jax.Array) -> jax.Array:
                 query, key = indices(scores.shape, 0), indices(scores.shape, 1) + column
                 return jnp.where(
                     (key <= query + (start + first)) & (key < visible), scores, -jnp.inf
                 )
 
-            def softmax(scores, peak, total):
+            def softmax(
+                scores: jax.Array, peak: jax.Array, total: jax.Array
+            ) -> tuple[jax.Array, ...]:
                 new_peak = jnp.maximum(peak, scores.max(axis=1) * log2_scale)
                 shrink = jnp.exp2(peak - new_peak)
                 new_peaks = jax.lax.broadcast_in_dim(new_peak, scores.shape, [0])
@@ -200,7 +206,7 @@ def paged_attention(
                 total = total * shrink + weights.sum(axis=1)
                 return new_peak, total, shrink, weights.astype(jnp.bfloat16)
 
-            def attend(acc):
+            def attend(acc: Any) -> tuple[jax.Array, jax.Array]:
                 plgpu.barrier_wait(q_full.at[wg])
                 scores = mask(scores_of(jnp.int32(0)), last)
                 peak, total, _, weights = softmax(scores, per_query(_LOWEST_PEAK), per_query(0.0))
@@ -210,13 +216,15 @@ def paged_attention(
                 plgpu.barrier_wait(v_full.at[0])
 
                 @pl.when(start + length < steps * PAGE)
-                def _clean():
+                def _clean() -> None:
                     values = laid_out(v_smem[0], plgpu.Layout.WGMMA)
                     written = indices(values.shape, 0) + last < visible
                     v_smem[0] = jnp.where(written, values, jnp.zeros_like(values))
                     plgpu.commit_smem()
 
-                def step(i, carry, masked):
+                def step(
+                    i: jax.Array, carry: tuple[jax.Array, ...], masked: bool
+                ) -> tuple[jax.Array, ...]:
                     peak, total, weights = carry
                     slot = jax.lax.rem(i - 1, _STAGES)
                     pl.when(i > 1)(lambda: plgpu.barrier_wait(v_full.at[slot]))
@@ -250,7 +258,7 @@ def paged_attention(
             plgpu.copy_smem_to_gmem(queries, out_ref.at[tile])
             plgpu.wait_smem_to_gmem(0)
 
-    def smem(*shape):
+    def smem(*shape: int) -> Any:
         tiled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
         return plgpu.SMEM(shape, jnp.bfloat16, transforms=tiled)
 

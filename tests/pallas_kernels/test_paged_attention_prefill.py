@@ -25,9 +25,8 @@ def run(T, N, K, starts, lengths):
     case.check(out, 0.0625)
 
 with force_gpu_interpret_mode():
-    run(64, 2, 1, [70], [64])  # starts inside a page, ends inside another
-    run(128, 4, 2, [30, 0], [100, 64])  # a ragged row beside one that ends with its page
-    run(64, 2, 1, [200, 0], [1, 0])  # one query; a row that does not run
+    run(64, 2, 1, [70, 0], [50, 0])  # starts and ends inside a page; a row that does not run
+    run(128, 4, 2, [0], [128])  # two tiles, two KV heads, ends with its page
 """
 
 
