@@ -12,7 +12,7 @@ from typing import Any
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
-from pallas_kernels.paged_attention import decode_kernel, reference
+from pallas_kernels.paged_attention import decode_kernel, prefill_kernel, reference
 
 
 def append_kv(
@@ -63,13 +63,14 @@ def paged_attention(
       k_pages, v_pages: the planes, the new tokens already appended.
       layer, block_tables, starts, lengths: as in `append_kv`.
       scale: factor of the scores.
-      implementation: see `pallas_kernels.dispatch`.
+      implementation: see `pallas_kernels.dispatch`. "pallas" is one kernel for few queries (decode, verification) and one
+        for chunks of a prefill; they have no derivative: name "reference" to differentiate on a GPU.
 
     Returns:
       Like `q`. Softmax in float32. Queries past a row's length are meaningless; a row of length 0 is finite. The
       result of a row does not depend on the other rows, nor on the physical order of its pages.
     """
-    why_not = decode_kernel.unavailable(
+    few = decode_kernel.unavailable(
         rows=q.shape[0],
         tokens=q.shape[1],
         heads=q.shape[2],
@@ -77,14 +78,15 @@ def paged_attention(
         k_pages=k_pages,
         block_tables=block_tables,
     )
-    if why_not is None and implementation in (None, "pallas"):
-        return decode_kernel.paged_attention(
-            q, k_pages, v_pages, layer, block_tables, starts, lengths, scale=scale
-        )
-    pick("paged_attention", implementation, pallas_unavailable=why_not or "")
-    return reference.paged_attention(
-        q, k_pages, v_pages, layer, block_tables, starts, lengths, scale
-    )
+    many = prefill_kernel.unavailable(q, k_pages)
+    args = (q, k_pages, v_pages, layer, block_tables, starts, lengths)
+    if implementation in (None, "pallas"):
+        if few is None:
+            return decode_kernel.paged_attention(*args, scale=scale)
+        if many is None:
+            return prefill_kernel.paged_attention(*args, scale)
+    pick("paged_attention", implementation, pallas_unavailable=f"{few}; {many}")
+    return reference.paged_attention(*args, scale)
 
 
 def attention_decode(
