@@ -34,8 +34,8 @@ class EngineConfig:
     host_capacity_bytes: int | None = None
     """Host memory for saved states and pages; 0 is legal. None: 8 GiB and 8 images (CAP-13), at most a quarter of the
     machine's memory. Memory is taken as it is used."""
-    prefill_chunk: int = 256
-    """Largest prefill unit, tokens; a multiple of 64."""
+    prefill_chunk: int | None = None
+    """Largest prefill unit, tokens; a multiple of 64. None: 256 on CPU, 2,048 on an accelerator."""
     policy: Literal["incremental"] = "incremental"
     """Which sources are reused and what is saved and evicted."""
     cache: bool = True
@@ -65,13 +65,14 @@ class EngineConfig:
                 raise InputError(f"{name} must be one of {listed}; got {value!r}")
 
         integer("max_concurrency", 1, 8)
-        integer("prefill_chunk", PAGE_TOKENS)
         integer("seed", 0)
         integer("max_queue", 1)
-        if self.prefill_chunk % PAGE_TOKENS:
-            raise InputError(
-                f"prefill_chunk must be a multiple of {PAGE_TOKENS}; got {self.prefill_chunk}"
-            )
+        if self.prefill_chunk is not None:
+            integer("prefill_chunk", PAGE_TOKENS)
+            if self.prefill_chunk % PAGE_TOKENS:
+                raise InputError(
+                    f"prefill_chunk must be a multiple of {PAGE_TOKENS}; got {self.prefill_chunk}"
+                )
         if self.max_context is not None:
             integer("max_context", 1)
         if self.kv_capacity not in (None, "auto"):

@@ -18,7 +18,9 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="Where answers are 
 Model = Annotated[str, typer.Option("--model", "-m", help="demo, or a model folder.")]
 Context = Annotated[int | None, typer.Option(help="Most tokens of prompt plus output.")]
 Concurrency = Annotated[int, typer.Option(help="Requests that run together, 1 to 8.")]
-Chunk = Annotated[int, typer.Option(help="Most tokens of one prefill step.")]
+Chunk = Annotated[
+    int | None, typer.Option(help="Most tokens of one prefill step.", show_default="by device")
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 Ordered = Annotated[bool, typer.Option(help="Run rows that share a beginning together.")]
 Cache = Annotated[bool, typer.Option(help="Reuse what prompts share.")]
@@ -36,7 +38,7 @@ def batch(
     model: Model = "demo",
     max_context: Context = None,
     max_concurrency: Concurrency = 8,
-    prefill_chunk: Chunk = 256,
+    prefill_chunk: Chunk = None,
     dtype: Dtype = "auto",
     ordered: Ordered = True,
     cache: Cache = True,

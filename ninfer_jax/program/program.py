@@ -29,8 +29,13 @@ from ninfer_jax.program.tables import BlockTables
 from ninfer_jax.program.transfers import Transfer, Transfers
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
 
-# XLA's older CPU code for fusions is 10 to 40% faster on these units and compiles faster; jax 0.11 no longer has it.
-CPU_OPTIONS = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+COMPILER_OPTIONS: dict[str, dict[str, str | bool | int | float]] = {
+    # XLA's older code for fusions is 10 to 40% faster on these units and compiles faster; jax 0.11 no longer has it.
+    "cpu": {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {},
+    # A loop over layers reads its weights in place where the product can take a slice of the stack; Triton's cannot.
+    "gpu": {"xla_gpu_enable_dynamic_slice_fusion": True, "xla_gpu_enable_triton_gemm": False},
+}
+"""XLA options for all units, by platform."""
 
 
 class Program:
@@ -262,7 +267,7 @@ class Program:
         marks = (i32(), i32(vocab), _array(jnp.bool_, vocab), f32(vocab))
         lower("install_row", sampler.install_row, self._sampler, *marks, donate=0)
         lowered |= self._transfers.units(state)
-        options = CPU_OPTIONS if self._device.platform == "cpu" else {}
+        options = COMPILER_OPTIONS.get(self._device.platform, {})
         # Compilation releases the interpreter lock; the largest units come first.
         with ThreadPoolExecutor() as pool:
             compiled = pool.map(lambda unit: unit.compile(options), lowered.values())

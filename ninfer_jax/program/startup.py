@@ -142,12 +142,14 @@ def resolve(
         layout = layout_for(spec, pages)
     except LayoutError as error:
         raise CapacityError(str(error)) from error
-    chunk = min(config.prefill_chunk, layout.logical_pages * PAGE_TOKENS)
+    cpu = machine.platform == "cpu"
+    chunk = config.prefill_chunk or (256 if cpu else 2048)
+    chunk = min(chunk, layout.logical_pages * PAGE_TOKENS)
     return Limits(
         layout=layout,
         reservation_bytes=device_reservation(spec, pages),
         prefill_chunk=chunk,
-        chunk_buckets=_buckets(chunk),
+        chunk_buckets=_buckets(chunk, fine=cpu),
         policy=config.policy,
         cache=config.cache,
         max_queue=config.max_queue,
@@ -169,10 +171,14 @@ def scoring_config(config: EngineConfig) -> EngineConfig:
     )
 
 
-def _buckets(chunk: int) -> tuple[int, ...]:
-    """Shapes of prefill units: the chunk, less and less below it, and a page; each costs a compilation."""
-    below = (chunk - (chunk >> shift) for shift in (1, 2, 3))
-    fit = {size for size in below if size >= PAGE_TOKENS and size % (PAGE_TOKENS // 2) == 0}
+def _buckets(chunk: int, *, fine: bool) -> tuple[int, ...]:
+    """Shapes of prefill units, each of which costs a compilation: the chunk, smaller ones, and a page.
+
+    Time grows with a unit's tokens on CPU, so `fine` steps come just below the chunk. An accelerator reads the weights
+    for few tokens as for many, so there each step halves.
+    """
+    parts = (chunk - (chunk >> k) if fine else chunk >> k for k in (1, 2, 3))
+    fit = {size for size in parts if size >= PAGE_TOKENS and size % (PAGE_TOKENS // 2) == 0}
     return tuple(sorted({PAGE_TOKENS, chunk} | fit))
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.config import PAGE_TOKENS
-from ninfer_jax.models.qwen3_5 import trunk
+from ninfer_jax.models.qwen3_5 import streamed, trunk
 from ninfer_jax.models.qwen3_5.params import TextParameters
 from ninfer_jax.models.qwen3_5.state import DeviceState
 from ninfer_jax.program import sampler
@@ -51,16 +51,10 @@ def decode(
 ) -> tuple[DeviceState, Float[Array, "C V"]]:
     """Run one token a row; returns float32 logits. `sampled` is what each row sampled last, still on the device."""
     tokens = jnp.where(plan.forced >= 0, plan.forced, sampled)
-    state, hidden = trunk.decode(
-        config,
-        params,
-        state,
-        tokens,
-        plan.positions,
-        plan.block_tables,
-        plan.write_slots,
-        plan.read_slots,
-    )
+    rows = (tokens, plan.positions, plan.block_tables, plan.write_slots, plan.read_slots)
+    if streamed.fits(config, params, len(tokens)):
+        return streamed.decode(config, params, state, *rows)
+    state, hidden = trunk.decode(config, params, state, *rows)
     return state, trunk.logits(params, hidden)
 
 

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from tqdm import tqdm
 from ninfer_jax.errors import CapacityError, EngineFailure, NumericError
 from ninfer_jax.models.model import Model
 from ninfer_jax.models.qwen3_5.state import DeviceState, new_device_state
-from ninfer_jax.program.program import CPU_OPTIONS
+from ninfer_jax.program.program import COMPILER_OPTIONS
 from ninfer_jax.scoring import core
 from ninfer_jax.scoring.core import Scored, ScorePlan
 from ninfer_jax.scoring.job import Job, Result
@@ -159,7 +158,7 @@ class Scorer:
     def _compiled(self, bucket: int) -> Compiled:
         unit = jax.jit(partial(core.score, self._model.config), donate_argnums=1)
         state = jax.eval_shape(self._fresh)
-        options: dict[str, Any] = dict(CPU_OPTIONS) if self._device.platform == "cpu" else {}
+        options = dict(COMPILER_OPTIONS.get(self._device.platform, {}))
         return unit.lower(self._model.params, state, self._plan(bucket)).compile(options)
 
     def _plan(self, bucket: int) -> ScorePlan:

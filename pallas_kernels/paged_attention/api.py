@@ -63,8 +63,8 @@ def paged_attention(
       k_pages, v_pages: the planes, the new tokens already appended.
       layer, block_tables, starts, lengths: as in `append_kv`.
       scale: factor of the scores.
-      implementation: see `pallas_kernels.dispatch`. "pallas" is one kernel for few queries (decode, verification) and one
-        for chunks of a prefill; they have no derivative: name "reference" to differentiate on a GPU.
+      implementation: see `pallas_kernels.dispatch`. "pallas" is one kernel for few queries (decode, verification) and
+        one for chunks of a prefill; they have no derivative: name "reference" to differentiate on a GPU.
 
     Returns:
       Like `q`. Softmax in float32. Queries past a row's length are meaningless; a row of length 0 is finite. The

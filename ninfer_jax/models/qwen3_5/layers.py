@@ -15,8 +15,9 @@ from jaxtyping import Array, Float, Int
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.models.qwen3_5.params import DenseMLP, FullAttention, LinearAttention, SparseMLP
 from pallas_kernels.causal_conv import causal_conv
-from pallas_kernels.gated_delta import gated_delta_chunked, gated_delta_step
-from pallas_kernels.moe import route, routed_experts
+from pallas_kernels.dispatch import Implementation
+from pallas_kernels.gated_delta import gated_delta_chunked_fused, gated_delta_step
+from pallas_kernels.moe import sparse_layer
 from pallas_kernels.norms import gated_rms_norm, rms_norm
 
 Attend = Callable[
@@ -126,8 +127,12 @@ def linear_attention(
     lengths: Int[Array, " B"],
     window: Float[Array, "B W C"],
     state: Float[Array, "B nv dk dv"],
+    implementation: Implementation = None,
 ) -> tuple[Float[Array, "B T H"], Float[Array, "B W C"], Float[Array, "B nv dk dv"]]:
-    """Gated DeltaNet (section 3.2): returns the output, the convolution window and the state after `lengths` tokens."""
+    """Gated DeltaNet (section 3.2): returns the output, the convolution window and the state after `lengths` tokens.
+
+    `implementation` is of the delta rule over several tokens; only "reference" has a derivative everywhere.
+    """
     B, T, _ = x.shape
     nk, nv = config.linear_num_key_heads, config.linear_num_value_heads
     dk, dv = config.linear_key_head_dim, config.linear_value_head_dim
@@ -135,41 +140,47 @@ def linear_attention(
     cuts = [conv, conv + val, conv + val + nv]
     qkv, z, b, a = jnp.split(linear(x, p.in_proj), cuts, axis=-1)
     qkv, window = causal_conv(qkv, p.conv, window, lengths)
-    q, k, v = jnp.split(qkv, [nk * dk, 2 * nk * dk], axis=-1)
-    q, k = q.reshape(B, T, nk, dk), k.reshape(B, T, nk, dk)
-    v = v.reshape(B, T, nv, dv)
     beta = jax.nn.sigmoid(b).astype(jnp.float32)
     step = jax.nn.softplus(a.astype(jnp.float32) + p.dt_bias[None, None])
     g = -jnp.exp(p.a_log)[None, None] * step
     if T == 1:
-        o, state = gated_delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
+        q, k, v = jnp.split(qkv[:, 0], [nk * dk, 2 * nk * dk], axis=-1)
+        heads = (q.reshape(B, nk, dk), k.reshape(B, nk, dk), v.reshape(B, nv, dv))
+        o, state = gated_delta_step(*heads, g[:, 0], beta[:, 0], state)
         o = o[:, None]
     else:
-        o, state = gated_delta_chunked(q, k, v, g, beta, state, lengths)
+        o, state, _ = gated_delta_chunked_fused(
+            qkv, g, beta, state, lengths, implementation=implementation
+        )
     o = gated_rms_norm(o, z.reshape(B, T, nv, dv), p.norm, eps=config.rms_norm_eps)
     return linear(o.reshape(B, T, nv * dv), p.out_proj), window, state
 
 
 def dense_mlp(p: DenseMLP, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
     """`down(silu(gate x) * up x)`."""
-    return _gated_mlp(x, p.gate_up_proj, p.down_proj)
+    gate, up = jnp.split(linear(x, p.gate_up_proj), 2, axis=-1)
+    return linear(jax.nn.silu(gate) * up, p.down_proj)
 
 
 def sparse_mlp(
-    config: Qwen3_5Config, p: SparseMLP, x: Float[Array, "B T H"]
+    config: Qwen3_5Config,
+    p: SparseMLP,
+    layer: Int[Array, ""] | int,
+    x: Float[Array, "B T H"],
+    implementation: Implementation = None,
 ) -> Float[Array, "B T H"]:
-    """Routed experts plus the gated shared expert (section 3.3)."""
+    """Routed experts plus the gated shared expert (section 3.3), of one layer of the whole stack."""
     rows = x.reshape(-1, x.shape[-1])
-    weights, experts = route(
-        linear(rows, p.router), top_k=config.num_experts_per_tok, normalise=config.norm_topk_prob
-    )
-    routed = routed_experts(rows, weights, experts, p.experts_gate_up, p.experts_down)
-    shared = _gated_mlp(rows, p.shared_gate_up, p.shared_down)
-    return (routed + jax.nn.sigmoid(linear(rows, p.shared_gate)) * shared).reshape(x.shape)
-
-
-def _gated_mlp(
-    x: Float[Array, "*n H"], gate_up: Float[Array, "two_i H"], down: Float[Array, "H i"]
-) -> Float[Array, "*n H"]:
-    gate, up = jnp.split(linear(x, gate_up), 2, axis=-1)
-    return linear(jax.nn.silu(gate) * up, down)
+    return sparse_layer(
+        rows,
+        p.router,
+        p.shared_gate,
+        p.experts_gate_up,
+        p.experts_down,
+        p.shared_gate_up,
+        p.shared_down,
+        layer,
+        top_k=config.num_experts_per_tok,
+        normalise=config.norm_topk_prob,
+        implementation=implementation,
+    ).reshape(x.shape)

@@ -54,6 +54,6 @@ def forward(
         y = rms_norm(x, mtp.post_attention_norm[i], eps=eps)
         if mtp.dense_mlp is not None:
             x = x + layers.dense_mlp(take_layer(mtp.dense_mlp, i), y)
-        else:
-            x = x + layers.sparse_mlp(config, take_layer(mtp.sparse_mlp, i), y)
+        elif mtp.sparse_mlp is not None:
+            x = x + layers.sparse_mlp(config, mtp.sparse_mlp, i, y, "reference")
     return rms_norm(x, mtp.final_norm, eps=eps)

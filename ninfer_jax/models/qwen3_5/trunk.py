@@ -19,6 +19,7 @@ from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.models.qwen3_5 import layers
 from ninfer_jax.models.qwen3_5.params import TextParameters
 from ninfer_jax.models.qwen3_5.state import DeviceState
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.norms import rms_norm
 from pallas_kernels.paged_attention import append_kv, paged_attention
 
@@ -116,11 +117,11 @@ def forward_with_layers(
             ), None
         window = jnp.zeros((B, config.linear_conv_kernel_dim - 1, p.conv.shape[0]), x.dtype)
         memory = jnp.zeros((B, nv, dk, dv), jnp.float32)
-        return layers.linear_attention(config, p, x, lengths, window, memory)[0], None
+        return layers.linear_attention(config, p, x, lengths, window, memory, "reference")[0], None
 
     positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None], (B, T))
     rope = layers.rope_tables(positions, config.rotary_dim, config.rope_theta)
-    x, _, outputs = _layers(config, params, params.embed[tokens], None, mixer)
+    x, _, outputs = _layers(config, params, params.embed[tokens], None, mixer, "reference")
     return rms_norm(x, params.final_norm, eps=config.rms_norm_eps), outputs
 
 
@@ -160,13 +161,21 @@ def _cached(
         out, window, memory = layers.linear_attention(config, p, x, lengths, window, memory)
         images = replace(
             images,
-            window=images.window.at[slots, index].set(window),
-            recurrent=images.recurrent.at[slots, index].set(memory),
+            window=_put_images(images.window, slots, index, window),
+            recurrent=_put_images(images.recurrent, slots, index, memory),
         )
         return out, replace(state, images=images)
 
     x, state, _ = _layers(config, params, params.embed[tokens], state, mixer)
     return state, rms_norm(x, params.final_norm, eps=config.rms_norm_eps)
+
+
+def _put_images(pool: Array, slots: Int[Array, " B"], index: Array, new: Array) -> Array:
+    """Write one layer of each row's image. On a GPU a scatter copies the whole pool, an update of one slot does not."""
+    if len(slots) > 1:
+        return pool.at[slots, index].set(new)
+    start = (slots[0], index, *(jnp.int32(0),) * (pool.ndim - 2))
+    return jax.lax.dynamic_update_slice(pool, new[None].astype(pool.dtype), start)
 
 
 def layer_pattern(config: Qwen3_5Config) -> tuple[Pattern, int]:
@@ -181,11 +190,17 @@ def layer_pattern(config: Qwen3_5Config) -> tuple[Pattern, int]:
 
 
 def _layers(
-    config: Qwen3_5Config, params: TextParameters, x: Array, carry: Carry, mixer: Mixer[Carry]
+    config: Qwen3_5Config,
+    params: TextParameters,
+    x: Array,
+    carry: Carry,
+    mixer: Mixer[Carry],
+    implementation: Implementation = None,
 ) -> tuple[Array, Carry, Array]:
     """Run all layers: a loop over the repeats of the pattern, inside it one over each run of equal layers.
 
     A body indexes the stacked parameters by its layer, so there is one copy of the code a kind, whatever the depth.
+    `implementation` is of the experts.
     Also returns the output of every layer [N, B, T, H]; where nobody reads them, the compiler drops them.
     """
     pattern, repeats = layer_pattern(config)
@@ -194,7 +209,6 @@ def _layers(
         "linear_attention": params.linear_attention,
         "full_attention": params.full_attention,
     }
-    mlps = {"dense": params.dense_mlp, "moe": params.sparse_mlp}
 
     def one_layer(kind: LayerKind, at: _Place, x: Array, carry: Carry) -> tuple[Array, Carry]:
         mixer_kind, mlp_kind = kind
@@ -202,10 +216,10 @@ def _layers(
         out, carry = mixer(mixer_kind, take_layer(mixers[mixer_kind], at.mixer), at.mixer, y, carry)
         x = x + out
         y = rms_norm(x, params.post_attention_norm[at.layer], eps=eps)
-        p = take_layer(mlps[mlp_kind], at.mlp)
         if mlp_kind == "dense":
-            return x + layers.dense_mlp(p, y), carry
-        return x + layers.sparse_mlp(config, p, y), carry
+            return x + layers.dense_mlp(take_layer(params.dense_mlp, at.mlp), y), carry
+        assert params.sparse_mlp is not None
+        return x + layers.sparse_mlp(config, params.sparse_mlp, at.mlp, y, implementation), carry
 
     def one_group(loop: tuple[Array, Carry], group: Array) -> tuple[tuple[Array, Carry], Array]:
         before: list[LayerKind] = []
