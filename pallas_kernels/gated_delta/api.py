@@ -139,8 +139,7 @@ def boundary_tokens(dk: int, tokens: int) -> int:
 
 
 def gated_delta_decode(
-    qkvz: Float[Array, "B qkvz"],
-    ba: Float[Array, "B two_nv"],
+    projected: Float[Array, "R M"],
     conv: Float[Array, "G C K"],
     dt_bias: Float[Array, "G nv"],
     a_log: Float[Array, "G nv"],
@@ -154,14 +153,15 @@ def gated_delta_decode(
     *,
     eps: float,
     implementation: Implementation = None,
-) -> Float[Array, "B val"]:
+) -> Float[Array, "R val"]:
     """Everything between the input and output projections of a Gated DeltaNet layer, for one token of each row.
 
     `causal_conv`, gates, `gated_delta_step` and `gated_rms_norm` in one pass over the state (model_math section 3.2).
 
     Args:
-      qkvz: input projection: raw q, k, v (C = 2 nk dk + nv dv channels together), then the gate z (nv dv).
-      ba: input projection: nv of b (write strength before the sigmoid), then nv of a.
+      projected: the fused input projection: raw q, k, v (C = 2 nk dk + nv dv channels together), the gate z (nv dv),
+        nv of b (write strength before the sigmoid), nv of a; M = C + nv dv + 2 nv. R >= B: rows past the B of
+        `read_slots` are ignored, and mean nothing in the result.
       conv: filters of the short convolution of all G layers; tap K-1 meets the current token.
       dt_bias, a_log: float32 gate parameters of all layers.
       norm: float32 weight of the gated norm of all layers.
@@ -176,8 +176,8 @@ def gated_delta_decode(
       implementation: see `pallas_kernels.dispatch`.
 
     Returns:
-      The input of the output projection, in qkvz's dtype. Rows whose write slot is 0 give zeros and write nothing.
-      Rows are independent of each other bit for bit.
+      The input of the output projection, in `projected`'s dtype. Rows whose write slot is 0 give zeros and write
+      nothing. Rows are independent of each other bit for bit.
 
     Raises:
       NotImplementedError: "pallas" was asked for and cannot run here.
@@ -185,13 +185,12 @@ def gated_delta_decode(
     run = _pick_fused(
         "gated_delta_decode",
         implementation,
-        kernel_parts.unavailable(qkvz, conv, window, recurrent),
+        kernel_parts.unavailable(projected, conv, window, recurrent),
         decode_kernel.gated_delta_decode,
         reference.decode,
     )
     return run(
-        qkvz,
-        ba,
+        projected,
         conv,
         dt_bias,
         a_log,
@@ -207,8 +206,7 @@ def gated_delta_decode(
 
 
 def gated_delta_verify(
-    qkvz: Float[Array, "B T qkvz"],
-    ba: Float[Array, "B T two_nv"],
+    projected: Float[Array, "B T M"],
     conv: Float[Array, "G C K"],
     dt_bias: Float[Array, "G nv"],
     a_log: Float[Array, "G nv"],
@@ -225,7 +223,7 @@ def gated_delta_verify(
     """`gated_delta_decode` for T consecutive tokens of each row of which only some will count.
 
     Args:
-      qkvz, ba: as in `gated_delta_decode`, with a token axis; T up to 16.
+      projected: as in `gated_delta_decode`, with a token axis and no spare rows; T up to 16.
       conv, dt_bias, a_log, norm, layer, read_slots, continues: as in `gated_delta_decode`.
       window, recurrent: the pools, as arrays or `jax.Ref`s; only read.
       eps: of the gated norm.
@@ -238,9 +236,9 @@ def gated_delta_verify(
     Raises:
       NotImplementedError: "pallas" was asked for and cannot run here.
     """
-    reason = kernel_parts.unavailable(qkvz, conv, window, recurrent)
-    if qkvz.shape[1] > _MOST_TOKENS:
-        reason = reason or f"it takes at most {_MOST_TOKENS} tokens a row, not {qkvz.shape[1]}"
+    reason = kernel_parts.unavailable(projected, conv, window, recurrent)
+    if projected.shape[1] > _MOST_TOKENS:
+        reason = reason or f"it takes at most {_MOST_TOKENS} tokens a row, not {projected.shape[1]}"
     run = _pick_fused(
         "gated_delta_verify",
         implementation,
@@ -249,8 +247,7 @@ def gated_delta_verify(
         reference.verify,
     )
     out, records = run(
-        qkvz,
-        ba,
+        projected,
         conv,
         dt_bias,
         a_log,

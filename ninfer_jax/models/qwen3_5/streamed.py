@@ -25,7 +25,7 @@ from ninfer_jax.models.qwen3_5 import layers
 from ninfer_jax.models.qwen3_5.params import SparseMLP, TextParameters
 from ninfer_jax.models.qwen3_5.state import DeviceState
 from pallas_kernels.decode_chain import ROWS, Add, Product, chain, unavailable
-from pallas_kernels.gated_delta.decode_kernel import gated_delta_decode
+from pallas_kernels.gated_delta import gated_delta_decode
 from pallas_kernels.moe import sparse_layer
 from pallas_kernels.paged_attention import attention_decode
 
@@ -163,7 +163,6 @@ def _linear(
     window, recurrent = jax.new_ref(images.window), jax.new_ref(images.recurrent)
     mixed = gated_delta_decode(
         projected,
-        projected,
         p.conv,
         p.dt_bias,
         p.a_log,
@@ -175,7 +174,6 @@ def _linear(
         slots,
         (positions > 0).astype(jnp.int32),
         eps=config.rms_norm_eps,
-        ba_at=config.linear_conv_size + config.linear_value_size,
     )
     return mixed, replace(images, window=window[...], recurrent=recurrent[...])
 
