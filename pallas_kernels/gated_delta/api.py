@@ -139,8 +139,8 @@ def boundary_tokens(dk: int, tokens: int) -> int:
 
 
 def gated_delta_decode(
-    qkvz: Float[Array, "B qkvz"],
-    ba: Float[Array, "B two_nv"],
+    qkvz: Float[Array, "R qkvz"],
+    ba: Float[Array, "R two_nv"],
     conv: Float[Array, "G C K"],
     dt_bias: Float[Array, "G nv"],
     a_log: Float[Array, "G nv"],
@@ -153,15 +153,17 @@ def gated_delta_decode(
     continues: Bool[Array, " B"] | Int[Array, " B"],
     *,
     eps: float,
+    ba_at: int = 0,
     implementation: Implementation = None,
-) -> Float[Array, "B val"]:
+) -> Float[Array, "R val"]:
     """Everything between the input and output projections of a Gated DeltaNet layer, for one token of each row.
 
     `causal_conv`, gates, `gated_delta_step` and `gated_rms_norm` in one pass over the state (model_math section 3.2).
 
     Args:
-      qkvz: input projection: raw q, k, v (C = 2 nk dk + nv dv channels together), then the gate z (nv dv).
-      ba: input projection: nv of b (write strength before the sigmoid), then nv of a.
+      qkvz: input projection: raw q, k, v (C = 2 nk dk + nv dv channels together), then the gate z (nv dv); more columns
+        are ignored. R >= B: rows past the B of the others are ignored, and mean nothing in the result.
+      ba: input projection: nv of b (write strength before the sigmoid), then nv of a, from column `ba_at` on.
       conv: filters of the short convolution of all G layers; tap K-1 meets the current token.
       dt_bias, a_log: float32 gate parameters of all layers.
       norm: float32 weight of the gated norm of all layers.
@@ -173,6 +175,7 @@ def gated_delta_decode(
         another row writes. A slot that is only read stays as it is.
       continues: False (or 0) for a row at its first token, which starts from zeros. int32 spares a conversion.
       eps: of the gated norm.
+      ba_at: first column of `ba` that counts; where everything is one projection, `ba` is the same array as `qkvz`.
       implementation: see `pallas_kernels.dispatch`.
 
     Returns:
@@ -203,6 +206,7 @@ def gated_delta_decode(
         write_slots,
         continues,
         eps=eps,
+        ba_at=ba_at,
     )
 
 

@@ -69,6 +69,7 @@ def gated_delta_decode(
     continues: jax.Array,
     *,
     eps: float,
+    ba_at: int = 0,
     tuning: Tuning | None = None,
     interpret: Any = False,
 ) -> jax.Array:

@@ -267,8 +267,8 @@ def commit(
 
 
 def decode(
-    qkvz: Float[Array, "B qkvz"],
-    ba: Float[Array, "B two_nv"],
+    qkvz: Float[Array, "R qkvz"],
+    ba: Float[Array, "R two_nv"],
     conv: Float[Array, "G C K"],
     dt_bias: Float[Array, "G nv"],
     a_log: Float[Array, "G nv"],
@@ -281,10 +281,12 @@ def decode(
     continues: Bool[Array, " B"] | Int[Array, " B"],
     *,
     eps: float,
-) -> Float[Array, "B val"]:
+    ba_at: int = 0,
+) -> Float[Array, "R val"]:
     """See `api.gated_delta_decode`."""
-    B, C = qkvz.shape[0], conv.shape[1]
+    B, C, rows = read_slots.shape[0], conv.shape[1], qkvz.shape[0]
     slots, _, nv, dk, dv = recurrent.shape
+    qkvz, ba = qkvz[:B, : C + nv * dv], ba[:B, ba_at : ba_at + 2 * nv]
     nk = (C - nv * dv) // (2 * dk)
     windows, states = window[...], recurrent[...]
     kept = continues.astype(bool)
@@ -303,4 +305,5 @@ def decode(
     target = jnp.where(write_slots == 0, slots, write_slots)
     window[...] = windows.at[target, layer].set(new_window, mode="drop")
     recurrent[...] = states.at[target, layer].set(new_state, mode="drop")
-    return jnp.where(write_slots[:, None] == 0, 0, out.reshape(B, nv * dv))
+    out = jnp.where(write_slots[:, None] == 0, 0, out.reshape(B, nv * dv))
+    return jnp.pad(out, ((0, rows - B), (0, 0)))
