@@ -166,7 +166,7 @@ def chain(
                 return None
             wait(places[i - 1]["done"], chunks)
             sums = outs[places[i - 1]["squares"]]
-            total = None
+            total: Any = None
             for low in (0, TILE):
                 part = _read(sums.at[pl.ds(low, TILE)], wgmma)
                 index = plgpu.broadcasted_iota(jnp.int32, part.shape, 0, layout=wgmma)

@@ -42,12 +42,12 @@ def chain(
                 gate, up = (r.astype(dtype).astype(f32) for r in jnp.split(total, 2, axis=1))
                 total = jax.nn.silu(gate) * up
             x, scale = total.astype(stage.dtype), None
-    stream = residual if any(map(adds, stages)) else None
+    streams = residual if any(map(adds, stages)) else None
     if not adds(stages[-1]):
-        return Result(x, stream, None, None)
+        return Result(x, streams, None, None)
     assert squares is not None
     squares = jnp.pad(squares, ((0, max(0, 128 - squares.shape[0])), (0, 0)))
-    return Result(None, stream, x, squares)
+    return Result(None, streams, x, squares)
 
 
 def _product(x: Any, weight: Any) -> jax.Array:

@@ -147,7 +147,8 @@ def check(
         if isinstance(stage, Add):
             if i > 0:
                 raise ValueError("chain: an Add must be the first stage")
-            want, given = [(H,)], first.shape[1:] == residual.shape
+            want: list[tuple[int, ...]] = [(H,)]
+            given = first.shape[1:] == residual.shape
         else:
             if stage.kind not in KINDS:
                 raise ValueError(f"chain: stage {i} has kind {stage.kind!r}, not one of {KINDS}")
