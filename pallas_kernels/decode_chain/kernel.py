@@ -19,9 +19,9 @@ blocks compute on counters in global memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,97 +30,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-ROWS = 8
-"""Rows that a chain computes; the real ones come first, the others may hold anything."""
-_TILE = 64
-_HALF = 256
-"""A step reads two pieces of [64, 256] weights: neighbours along K, or the gate's rows and the up projection's."""
+from pallas_kernels.decode_chain.stages import HALF, ROWS, TILE, Add, Product, Result, adds
 
-
-def unavailable(dtype: Any, widths: Iterable[int]) -> str | None:
-    """Why chains of products with these widths K (and H) cannot run here, or None."""
-    if jax.default_backend() != "gpu":
-        return f"the default backend is {jax.default_backend()}, not a GPU"
-    device = jax.local_devices()[0]
-    if getattr(device, "compute_capability", None) != "9.0":
-        return f"{device.device_kind} does not have compute capability 9.0"
-    if dtype != jnp.bfloat16:
-        return f"dtype is {dtype}, not bfloat16"
-    bad = [width for width in widths if width % (2 * _HALF)]
-    return f"widths {bad} are not multiples of {2 * _HALF}" if bad else None
+_WHOLE: Any = ((),) if jax.__version_info__ < (0, 11) else ()
+"""`plgpu.load` wants an index before jax 0.11 and none after."""
 
 
 def multiprocessors() -> int:
     """Multiprocessors of the default device; those of an H200 where it is no GPU (to lower without one)."""
     device = jax.local_devices()[0]
     return int(device.core_count) if device.platform == "gpu" else 132
-
-
-@dataclass(frozen=True)
-class Product:
-    """`x @ weight[layer].T`, over all blocks.
-
-    Args:
-      rows: weight rows M; with `swiglu` the first half is the gate and the second goes with it.
-      width: K.
-      kind: "rows" gives the result in `dtype`; "swiglu" gives `silu(gate) * up`; "add" adds the result to the residual
-        stream and prepares the stream's RMS norm (see the module).
-      dtype: of the result of "rows".
-      eps: of the norm of "add".
-    """
-
-    rows: int
-    width: int
-    kind: str
-    dtype: Any = jnp.bfloat16
-    eps: float = 0.0
-
-    @property
-    def outputs(self) -> int:
-        return self.rows // 2 if self.kind == "swiglu" else self.rows
-
-    @property
-    def pieces(self) -> int:
-        """Sums that a tile accumulates."""
-        return 2 if self.kind == "swiglu" else 1
-
-    @property
-    def step(self) -> int:
-        return _HALF if self.kind == "swiglu" else 2 * _HALF
-
-    @property
-    def steps(self) -> int:
-        """Steps of a tile."""
-        return self.width // self.step
-
-    @property
-    def tiles(self) -> int:
-        return -(-self.outputs // _TILE)
-
-    def run(self, blocks: int) -> int:
-        """Steps of a block."""
-        return -(-self.tiles * self.steps // blocks)
-
-
-@dataclass(frozen=True)
-class Add:
-    """What "add" does with its result, with parts that were computed before the chain; only the first stage."""
-
-    eps: float
-
-
-class Result(NamedTuple):
-    """What a chain leaves; None where its stages give no such thing."""
-
-    result: Any
-    """Of a last product of kind "rows" or "swiglu": [8, N]."""
-    residual: Any
-    """bfloat16 [H, 8]: the residual stream as it was last added to."""
-    normed: Any
-    """Of a last stage that adds: bfloat16 [8, H], the stream times (1 + weight), not yet divided by its rms."""
-    squares: Any
-    """Of a last stage that adds: float32 [128, 8], sums of squares over runs of 64 channels; from row H / 64 on
-    unwritten."""
 
 
 def chain(
@@ -134,23 +53,16 @@ def chain(
     depth: int = 3,
     interpret: Any = None,
 ) -> Result:
-    """Run a chain of products and adds.
+    """See `api.chain`, whose arguments have been checked.
 
     Args:
-      stages: a product after one that adds reads the normed stream, one after "swiglu" its result.
-      first: input of the first stage: bfloat16 [8, K] of a product, float32 parts [P, H, 8] of an `Add`.
-      residual: bfloat16 [H, 8], the stream that is added to.
-      weights: for each stage its stacks, bfloat16: [L, M, K] of a product, [L, H] of a norm; "add" has both.
-      layers: int32, for each of these stacks the index in it.
       blocks: thread blocks, at most the multiprocessors of the device; None: as many.
       depth: steps in flight; each takes 72 KiB of shared memory.
       interpret: parameters of Mosaic's interpreter, to run without a GPU.
-
-    Rows are independent of each other bit for bit.
     """
     blocks = blocks or multiprocessors()
     H = residual.shape[0]
-    chunks = H // _TILE
+    chunks = H // TILE
     f32, bf16, wgmma = jnp.float32, jnp.bfloat16, plgpu.Layout.WGMMA
 
     # Everything a stage writes is an output of the kernel: global memory that all blocks see.
@@ -166,7 +78,7 @@ def chain(
         at: dict[str, int] = {"done": counters, "stack": stacks}
         counters += 1
         stacks += len(own)
-        if _adds(stage):
+        if adds(stage):
             at |= {
                 "residual": new((H, ROWS), bf16),
                 "normed": new((ROWS, H), bf16),
@@ -176,10 +88,13 @@ def chain(
             at["result"] = new((ROWS, stage.outputs), stage.dtype)
         if isinstance(stage, Product):
             at |= {
-                "shared": new((blocks, stage.pieces, _TILE, ROWS), f32),
+                "shared": new((blocks, stage.pieces, TILE, ROWS), f32),
                 "flags": counters,
             }
             counters += blocks
+            if stage.ordered(blocks):
+                at["order"] = counters
+                counters += 1
         places.append(at)
 
     def body(*refs: Any) -> None:
@@ -196,37 +111,33 @@ def chain(
             _fence()
             plgpu.semaphore_signal(sems.at[counter], 1, memory_scope="gpu")
 
-        def span(stage: Product) -> tuple[Any, Any]:
-            run, total = stage.run(blocks), stage.tiles * stage.steps
-            return jnp.minimum(block * run, total), jnp.minimum((block + 1) * run, total)
-
         def source(i: int) -> tuple[Any, int | None, int]:
             """What a product reads, and which counter says that it is there."""
             if i == 0:
                 return first_ref, None, 0
             before, at = stages[i - 1], places[i - 1]
-            if _adds(before):
+            if adds(before):
                 return outs[at["normed"]], at["done"], chunks
             return outs[at["result"]], at["done"], blocks
 
         def load(i: int, stage: Product, issued: Any) -> Any:
             weight, layer = weight_refs[places[i]["stack"]], layers_ref[places[i]["stack"]]
             x, counter, count = source(i)
-            begin, end = span(stage)
+            begin, end = stage.span(block, blocks)
             steps = stage.steps
 
             def weights_of(n: Any) -> None:
                 step, slot = begin + n, jax.lax.rem(issued + n, depth)
                 pl.when(issued + n >= depth)(lambda: plgpu.barrier_wait(emptied.at[slot]))
-                row = jnp.minimum(step // steps * _TILE, stage.outputs - _TILE)
+                row = stage.row(step // steps)
                 k = step % steps * stage.step
                 for half in range(2):
                     if stage.kind == "swiglu":
                         piece = weight.at[
-                            layer, pl.ds(row + half * stage.outputs, _TILE), pl.ds(k, _HALF)
+                            layer, pl.ds(row + half * stage.outputs, TILE), pl.ds(k, HALF)
                         ]
                     else:
-                        piece = weight.at[layer, pl.ds(row, _TILE), pl.ds(k + half * _HALF, _HALF)]
+                        piece = weight.at[layer, pl.ds(row, TILE), pl.ds(k + half * HALF, HALF)]
                     plgpu.copy_gmem_to_smem(piece, w_smem.at[slot, half], filled.at[slot])
 
             def rows_of(n: Any) -> None:
@@ -251,18 +162,18 @@ def chain(
 
         def scale_of(i: int) -> Any:
             """1 / rms of each row, where the product reads a normed stream."""
-            if i == 0 or not _adds(stages[i - 1]):
+            if i == 0 or not adds(stages[i - 1]):
                 return None
             wait(places[i - 1]["done"], chunks)
             sums = outs[places[i - 1]["squares"]]
-            total = None
-            for low in (0, _TILE):
-                part = _read(sums.at[pl.ds(low, _TILE)], wgmma)
+            total: Any = None
+            for low in (0, TILE):
+                part = _read(sums.at[pl.ds(low, TILE)], wgmma)
                 index = plgpu.broadcasted_iota(jnp.int32, part.shape, 0, layout=wgmma)
                 part = jnp.sum(jnp.where(index + low < chunks, part, 0.0), axis=0)
                 total = part if total is None else total + part
             scale = jax.lax.rsqrt(total / H + float(stages[i - 1].eps))
-            return jax.lax.broadcast_in_dim(scale, (_TILE, ROWS), (1,))
+            return jax.lax.broadcast_in_dim(scale, (TILE, ROWS), (1,))
 
         def stream_before(i: int) -> Any:
             before = [outs[at["residual"]] for at in places[:i] if "residual" in at]
@@ -270,7 +181,7 @@ def chain(
 
         def add(i: int, tile: Any, total: Callable[[], Any]) -> None:
             """Add to 64 channels of the stream and prepare their norm."""
-            at, rows = places[i], pl.ds(tile * _TILE, _TILE)
+            at, rows = places[i], pl.ds(tile * TILE, TILE)
             norm = at["stack"] + isinstance(stages[i], Product)
             x = _read(stream_before(i).at[rows], wgmma).astype(f32)
             weight = _read(weight_refs[norm].at[layers_ref[norm], rows], wgmma.reduce(1))
@@ -287,22 +198,22 @@ def chain(
             out.at[:, channels].transpose((1, 0))[...] = value
 
         def multiply(i: int, stage: Product, done: Any) -> Any:
-            at, steps, run = places[i], stage.steps, stage.run(blocks)
-            begin, end = span(stage)
+            at = places[i]
+            begin, end = stage.span(block, blocks)
             scale = scale_of(i)
             pieces, shared = stage.pieces, outs[at["shared"]]
 
-            @pl.loop(begin // steps, (end + steps - 1) // steps)
+            @pl.loop(*stage.tiles_of(begin, end))
             def _(tile: Any) -> None:
-                low, high = jnp.maximum(begin, tile * steps), jnp.minimum(end, (tile + 1) * steps)
+                low, high = stage.part(tile, begin, end)
 
                 def sums(*accs: Any) -> Any:
                     def one(step: Any, _: Any) -> None:
                         slot = jax.lax.rem(done + step - begin, depth)
                         plgpu.barrier_wait(filled.at[slot])
                         for half in range(2):
-                            k = 0 if pieces == 2 else half * _HALF
-                            x = x_smem.at[slot, :, pl.ds(k, _HALF)].transpose((1, 0))
+                            k = 0 if pieces == 2 else half * HALF
+                            x = x_smem.at[slot, :, pl.ds(k, HALF)].transpose((1, 0))
                             plgpu.wgmma(accs[half % pieces], w_smem.at[slot, half], x)
                         # The products of the step before have ended once only this one's are under way.
                         plgpu.wgmma_wait(2)
@@ -315,8 +226,8 @@ def chain(
                     plgpu.barrier_arrive(emptied.at[last])
                     return tuple(acc[...] for acc in accs)
 
-                totals = pl.run_scoped(sums, *(plgpu.ACC((_TILE, ROWS), f32),) * pieces)
-                owner = tile * steps // run
+                totals = pl.run_scoped(sums, *(plgpu.ACC((TILE, ROWS), f32),) * pieces)
+                owner = stage.owner(tile, blocks)
 
                 @pl.when(block > owner)
                 def _give() -> None:
@@ -332,8 +243,8 @@ def chain(
                             for p, r in enumerate(results)
                         )
 
-                    sharers = ((tile + 1) * steps - 1) // run - owner
-                    results = jax.lax.fori_loop(1, sharers + 1, take, totals)
+                    count = stage.sharers(tile, blocks)
+                    results = jax.lax.fori_loop(1, count + 1, take, totals)
                     return results if scale is None else tuple(r * scale for r in results)
 
                 @pl.when(block == owner)
@@ -345,8 +256,11 @@ def chain(
                     if up:
                         gate, up = (r.astype(bf16).astype(f32) for r in (result, up[0]))
                         result = gate / (1.0 + jnp.exp(-gate)) * up
-                    row = jnp.minimum(tile * _TILE, stage.outputs - _TILE)
-                    put(outs[at["result"]], pl.ds(row, _TILE), result)
+                    if "order" in at:
+                        pl.when(tile == stage.tiles - 1)(lambda: wait(at["order"], 1))
+                    put(outs[at["result"]], pl.ds(stage.row(tile), TILE), result)
+                    if "order" in at:
+                        pl.when(tile == stage.tiles - 2)(lambda: signal(at["order"]))
 
             if i + 1 < len(stages) and stage.kind != "add":
                 signal(at["done"])
@@ -355,10 +269,13 @@ def chain(
         def enter() -> None:
             """The first stage, where it is an `Add`."""
             parts = [first_ref.at[p] for p in range(first.shape[0])]
-            rows = pl.ds(block * _TILE, _TILE)
-            pl.when(block < chunks)(
-                lambda: add(0, block, lambda: sum(_read(part.at[rows], wgmma) for part in parts))
-            )
+
+            def one(tile: Any) -> None:
+                rows = pl.ds(tile * TILE, TILE)
+                add(0, tile, lambda: sum(_read(part.at[rows], wgmma) for part in parts))
+
+            for begin in range(0, chunks, blocks):
+                pl.when(block < chunks - begin)(partial(one, block + begin))
 
         @pl.when(role == 1)
         def _load() -> None:
@@ -381,8 +298,8 @@ def chain(
         body,
         out_type=tuple(out_types),
         scratch_types=(
-            plgpu.SMEM((depth, 2, _TILE, _HALF), bf16, transforms=swizzled),
-            plgpu.SMEM((depth, ROWS, 2 * _HALF), bf16, transforms=swizzled),
+            plgpu.SMEM((depth, 2, TILE, HALF), bf16, transforms=swizzled),
+            plgpu.SMEM((depth, ROWS, 2 * HALF), bf16, transforms=swizzled),
             plgpu.Barrier(num_arrivals=3, num_barriers=depth),
             plgpu.Barrier(num_barriers=depth),
         ),
@@ -402,13 +319,9 @@ def chain(
     return Result(**none | found | {"residual": streams[-1] if streams else None})
 
 
-def _adds(stage: Product | Add) -> bool:
-    return isinstance(stage, Add) or stage.kind == "add"
-
-
 def _read(ref: Any, layout: Any) -> Any:
     """From global memory to registers; neighbouring threads' accesses are small, but so is all that is read so."""
-    return plgpu.load(ref, (), layout=layout, optimized=False)
+    return plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
 
 
 def _fence() -> None:

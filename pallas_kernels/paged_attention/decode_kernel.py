@@ -446,7 +446,7 @@ def _merge_kernel(
     lse: Float[Array, "BKQ C R"],
     starts: Int[Array, " B"],
     lengths: Int[Array, " B"],
-    qkv: Float[Array, "B heads two D"] | None,
+    qkv: Float[Array, "rows heads two D"] | None,
     *,
     tokens: int,
     block_tokens: int,

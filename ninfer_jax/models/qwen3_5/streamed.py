@@ -115,6 +115,7 @@ def decode(
         else:
             parts, stream = _sparse_layer(
                 config,
+                B,
                 mixed,
                 stream,
                 (out_proj, params.post_attention_norm),
@@ -218,7 +219,7 @@ def _dense_layer(
     eps = config.rms_norm_eps
     stages = (
         Product(H, mixed.shape[1], "add", eps=eps),
-        Product(2 * width, H, "swiglu"),
+        Product(2 * width, H, "swiglu", stream.dtype),
         Product(H, width, "add", eps=eps),
         _product(name, after[1]),
     )
@@ -227,23 +228,27 @@ def _dense_layer(
     return result.result, result.residual
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _sparse_layer(
     config: Qwen3_5Config,
+    rows: int,
     mixed: Array,
     stream: Array,
     out: tuple[Array, Array],
     mlp: SparseMLP,
     index: Array,
 ) -> tuple[Array, Array]:
-    """From a mixer's result to what the experts add to the stream, as the parts of one `Add`."""
+    """From a mixer's result to what the experts add to the stream, as the parts of one `Add`.
+
+    Only the first `rows` count: the others would choose experts of their own, whose weights cost time.
+    """
     H, eps = stream.shape[0], config.rms_norm_eps
     stages = (Product(H, mixed.shape[1], "add", eps=eps),)
-    result = chain(stages, mixed, stream, (out,), index)
-    mean = jnp.sum(result.squares[: H // 64], axis=0) / H
+    result = chain(stages, mixed, stream, (out,), index[:2])
+    mean = jnp.sum(result.squares[: -(-H // 64)], axis=0) / H
     normed = result.normed.astype(jnp.float32) * jax.lax.rsqrt(mean + eps)[:, None]
     y = sparse_layer(
-        normed.astype(mixed.dtype),
+        normed[:rows].astype(mixed.dtype),
         mlp.router,
         mlp.shared_gate,
         mlp.experts_gate_up,
@@ -254,4 +259,5 @@ def _sparse_layer(
         top_k=config.num_experts_per_tok,
         normalise=config.norm_topk_prob,
     )
-    return y.T.astype(jnp.float32)[None], result.residual
+    parts = jnp.pad(y, ((0, ROWS - rows), (0, 0))).T.astype(jnp.float32)[None]
+    return parts, result.residual

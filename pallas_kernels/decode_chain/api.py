@@ -1,0 +1,52 @@
+"""Public function of chains of matrix products."""
+
+from __future__ import annotations
+
+import jax
+
+from pallas_kernels.decode_chain import reference
+from pallas_kernels.decode_chain.stages import Add, Product, Result, check, unavailable, unfit
+from pallas_kernels.dispatch import Implementation, pick
+
+
+def chain(
+    stages: tuple[Product | Add, ...],
+    first: jax.Array,
+    residual: jax.Array,
+    weights: tuple[tuple[jax.Array, ...], ...],
+    layers: jax.Array,
+    *,
+    implementation: Implementation = None,
+) -> Result:
+    """Run the matrix products between two mixers of a decode step, one after the other.
+
+    The RMS norm is split. A stage that adds leaves the stream times (1 + weight) and sums of its squares; the product
+    after it scales its result by the stream's 1 / rms. That is `rms_norm` before the product, up to rounding.
+
+    Args:
+      stages: a product after one that adds reads the normed stream, any other one the result before it.
+      first: input of the first stage: [8, K] of a product, float32 parts [P, H, 8] of an `Add`.
+      residual: [H, 8], the stream that is added to.
+      weights: for each stage its stacks: [L, M, K] of a product, [L, H] of a zero-centred norm; "add" has both.
+      layers: int32, for each of these stacks the index in it; may be traced.
+      implementation: see `pallas_kernels.dispatch`. "pallas" takes bfloat16 and 8 rows on compute capability 9.0, and
+        sizes that fit (`stages.unfit`). It needs the whole device: while it runs, no other kernel may stay on a
+        multiprocessor until this one ends.
+
+    Returns:
+      See `Result`. Rows are independent of each other bit for bit in the kernel.
+
+    Raises:
+      ValueError: the arguments do not go together.
+      NotImplementedError: "pallas" was asked for and cannot run here.
+    """
+    check(stages, first, residual, weights, layers)
+    if implementation in (None, "pallas"):
+        why_not = unavailable(residual.dtype, ()) or unfit(stages, first, residual, weights)
+        if why_not is None:
+            from pallas_kernels.decode_chain import kernel  # Mosaic, only where it is used
+
+            return kernel.chain(stages, first, residual, weights, layers)
+        pick("chain", implementation, pallas_unavailable=why_not)
+    pick("chain", implementation, pallas_unavailable="")
+    return reference.chain(stages, first, residual, weights, layers)

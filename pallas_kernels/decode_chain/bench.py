@@ -1,0 +1,102 @@
+"""Time of chains on this device, one JSON line a shape: `python -m pallas_kernels.decode_chain.bench [shape ...]`.
+
+The calls of one measurement run in one executable, each on what the one before gave, and walk over more weights than the
+L2 cache holds. Cutting the next input out of the last result is a small kernel of its own, and counts as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.decode_chain.api import chain
+from pallas_kernels.decode_chain.shapes import SHAPES, Shape, random_inputs, random_weights
+from pallas_kernels.decode_chain.stages import Add, Result
+
+_WALK_BYTES = 200_000_000
+"""Weights that one pass over the layers reads at least: over 3 times the L2 cache of an H200."""
+_CALLS = 16
+
+
+def seconds(run: Callable[[Any], Any], carry: Any, repeats: int = 5) -> float:
+    """Median time of a call that takes its own result."""
+    carry = jax.block_until_ready(run(run(carry)))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(8):
+            carry = run(carry)
+        jax.block_until_ready(carry)
+        times.append((time.perf_counter() - start) / 8)
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of adding one to 1 GB."""
+    x = jnp.ones((256, 1024, 1024), jnp.float32)
+    return 2 * x.nbytes / seconds(jax.jit(lambda x: x + 1, donate_argnums=0), x)
+
+
+def following(shape: Shape, out: Result) -> tuple[jax.Array, jax.Array]:
+    """First input and residual stream of the next call, so that every result is needed."""
+    result = out.normed if out.result is None else out.result
+    size, dtype = shape.first
+    width = shape.H if isinstance(shape.stages[0], Add) else size[1]
+    # What is past the end of a short result stands at its start.
+    used = jnp.tile(result, (1, -(-width // result.shape[1])))[:, :width].astype(dtype)
+    return used.T[None] if isinstance(shape.stages[0], Add) else used, out.residual
+
+
+def measure(shape: Shape, implementation: Any) -> float:
+    """Seconds that one chain takes."""
+    layers = max(2, -(-_WALK_BYTES // shape.bytes_moved))
+    weights = random_weights(shape, layers)
+    calls = max(_CALLS, layers)
+
+    @jax.jit
+    def one(carry: Any, weights: Any, index: jax.Array) -> Any:
+        out = chain(shape.stages, *carry, weights, index, implementation=implementation)
+        return following(shape, out)
+
+    @jax.jit
+    def run(carry: Any, weights: Any) -> Any:
+        for i in range(calls):
+            carry = one(carry, weights, shape.indices(i % layers))
+        return carry
+
+    return seconds(lambda carry: run(carry, weights), random_inputs(shape)) / calls
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shapes", nargs="*", help=f"some of: {', '.join(SHAPES)}")
+    parser.add_argument("--implementations", nargs="*", default=["pallas", "reference"])
+    options = parser.parse_args()
+    rate = copy_bandwidth()
+    for name in options.shapes or list(SHAPES):
+        for implementation in options.implementations:
+            shape = SHAPES[name]
+            taken = measure(shape, implementation)
+            record = {
+                "op": "decode_chain",
+                "shape": name,
+                "implementation": implementation,
+                "device": jax.devices()[0].device_kind,
+                "jax": jax.__version__,
+                "us": round(taken * 1e6, 2),
+                "GB/s": round(shape.bytes_moved / taken / 1e9, 1),
+                "share_of_copy": round(shape.bytes_moved / taken / rate, 3),
+            }
+            print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()

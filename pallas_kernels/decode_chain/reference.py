@@ -1,0 +1,61 @@
+"""A chain in plain jnp, with the kernel's cuts: a norm scales the result of the product that reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.decode_chain.stages import TILE, Add, Product, Result, adds
+
+
+def chain(
+    stages: tuple[Product | Add, ...],
+    first: jax.Array,
+    residual: jax.Array,
+    weights: tuple[tuple[jax.Array, ...], ...],
+    layers: jax.Array,
+) -> Result:
+    """See `api.chain`; any dtype, any sizes and any number of rows."""
+    H, rows = residual.shape
+    f32, dtype = jnp.float32, residual.dtype
+    index = iter(range(layers.shape[0]))
+    x, scale, squares = first, None, None
+    for stage, own in zip(stages, weights, strict=True):
+        of_layer = [stack[layers[next(index)]] for stack in own]
+        if isinstance(stage, Add):
+            total = jnp.sum(first, axis=0).T
+        else:
+            total = _product(x, of_layer[0])
+            total = total if scale is None else total * scale[:, None]
+        if adds(stage):
+            stream = residual.T.astype(f32) + total.astype(dtype).astype(f32)
+            residual = stream.astype(dtype).T
+            stream = residual.T.astype(f32)
+            x = (stream * (1 + of_layer[-1].astype(f32))[None]).astype(dtype)
+            padded = jnp.pad(stream * stream, ((0, 0), (0, -H % TILE)))
+            squares = padded.reshape(rows, -1, TILE).sum(axis=2).T
+            scale = jax.lax.rsqrt(squares.sum(axis=0) / H + stage.eps)
+        elif isinstance(stage, Product):
+            if stage.kind == "swiglu":
+                gate, up = (r.astype(dtype).astype(f32) for r in jnp.split(total, 2, axis=1))
+                total = jax.nn.silu(gate) * up
+            x, scale = total.astype(stage.dtype), None
+    streams = residual if any(map(adds, stages)) else None
+    if not adds(stages[-1]):
+        return Result(x, streams, None, None)
+    assert squares is not None
+    squares = jnp.pad(squares, ((0, max(0, 128 - squares.shape[0])), (0, 0)))
+    return Result(None, streams, x, squares)
+
+
+def _product(x: Any, weight: Any) -> jax.Array:
+    """float32 `x @ weight.T`."""
+    return jax.lax.dot_general(
+        x,
+        weight,
+        (((1,), (1,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )

@@ -1,0 +1,135 @@
+"""Real chains of the published models, shared by tests and bench."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.decode_chain.stages import ROWS, Add, Product
+
+EPS = 1e-6
+VOCABULARY = 248_320
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """One chain: its stages, and the channels H of the residual stream."""
+
+    H: int
+    stages: tuple[Product | Add, ...]
+
+    @property
+    def first(self) -> tuple[tuple[int, ...], Any]:
+        """Shape and dtype of the first stage's input."""
+        stage = self.stages[0]
+        if isinstance(stage, Add):
+            return (1, self.H, ROWS), jnp.float32
+        return (ROWS, stage.width), jnp.bfloat16
+
+    @property
+    def bytes_moved(self) -> int:
+        """Weights; activations are a thousandth of them."""
+        return sum(2 * s.rows * s.width for s in self.stages if isinstance(s, Product))
+
+    def stacks(self, layers: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Shapes of each stage's stacks."""
+        stacks: list[tuple[tuple[int, ...], ...]] = []
+        for stage in self.stages:
+            own: list[tuple[int, ...]] = []
+            if isinstance(stage, Product):
+                own.append((layers, stage.rows, stage.width))
+            if isinstance(stage, Add) or stage.kind == "add":
+                own.append((layers, self.H))
+            stacks.append(tuple(own))
+        return tuple(stacks)
+
+    def arguments(self, layers: int) -> tuple[Any, ...]:
+        """Shapes and dtypes of `chain`'s arguments after the stages."""
+        of, stacks = jax.ShapeDtypeStruct, self.stacks(layers)
+        return (
+            of(*self.first),
+            of((self.H, ROWS), jnp.bfloat16),
+            tuple(tuple(of(s, jnp.bfloat16) for s in own) for own in stacks),
+            of((sum(map(len, stacks)),), jnp.int32),
+        )
+
+    def indices(self, layer: Any) -> jax.Array:
+        """The same layer of every stack."""
+        return jnp.full((sum(map(len, self.stacks(1))),), layer, jnp.int32)
+
+
+def random_weights(shape: Shape, layers: int, seed: int = 0) -> Any:
+    """Weights for which every stage keeps the size of its input; norm weights around 0, as they are stored."""
+    seeds: Callable[[], int] = iter(range(100 * seed, 100 * seed + 100)).__next__
+
+    def make(stack: tuple[int, ...], seed: int) -> jax.Array:
+        scale = 0.1 if len(stack) == 2 else stack[2] ** -0.5
+
+        def one(key: jax.Array) -> jax.Array:
+            return (scale * jax.random.normal(key, stack[1:], jnp.float32)).astype(jnp.bfloat16)
+
+        # One layer at a time, so that float32 draws of one are the most that is there beside the result.
+        return jax.lax.map(one, jax.random.split(jax.random.key(seed), stack[0]))
+
+    made = jax.jit(make, static_argnums=0)
+    return tuple(tuple(made(s, seeds()) for s in own) for own in shape.stacks(layers))
+
+
+def random_inputs(shape: Shape, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Input of the first stage, and the residual stream."""
+    one, two = jax.random.split(jax.random.key(1000 + seed))
+    size, dtype = shape.first
+    first = jax.random.normal(one, size, jnp.float32).astype(jnp.bfloat16).astype(dtype)
+    return first, jax.random.normal(two, (shape.H, ROWS), jnp.float32).astype(jnp.bfloat16)
+
+
+def _tail(H: int, mixed: int, width: int, after: Product) -> Shape:
+    """From a mixer's result to the projection after the layer."""
+    return Shape(
+        H,
+        (
+            Product(H, mixed, "add", eps=EPS),
+            Product(2 * width, H, "swiglu"),
+            Product(H, width, "add", eps=EPS),
+            after,
+        ),
+    )
+
+
+def _enter(H: int, after: Product) -> Shape:
+    return Shape(H, (Add(EPS), after))
+
+
+def _head(H: int) -> Product:
+    return Product(VOCABULARY, H, "rows", jnp.float32)
+
+
+def _linear(H: int, value_heads: int) -> Product:
+    """q, k, v, z, b and a of a Gated DeltaNet layer with 16 key heads; heads have 128 channels."""
+    return Product(2 * (16 + value_heads) * 128 + 2 * value_heads, H, "rows")
+
+
+def _full(H: int, heads: int, kv_heads: int) -> Product:
+    """Queries with gates, keys and values of an attention layer; heads have 256 channels."""
+    return Product(2 * (heads + kv_heads) * 256, H, "rows")
+
+
+SHAPES = {
+    "0.8B/tail": _tail(1024, 2048, 3584, _linear(1024, 16)),
+    "0.8B/tail to attention": _tail(1024, 2048, 3584, _full(1024, 8, 2)),
+    "0.8B/tail to head": _tail(1024, 2048, 3584, _head(1024)),
+    "0.8B/enter": _enter(1024, _linear(1024, 16)),
+    "4B/tail": _tail(2560, 4096, 9216, _linear(2560, 32)),
+    "4B/tail to head": _tail(2560, 4096, 9216, _head(2560)),
+    "9B/tail": _tail(4096, 4096, 12288, _linear(4096, 32)),
+    "27B/tail": _tail(5120, 6144, 17408, _linear(5120, 48)),
+    "27B/tail to head": _tail(5120, 6144, 17408, _head(5120)),
+    "35B-A3B/out": Shape(2048, (Product(2048, 4096, "add", eps=EPS),)),
+    "35B-A3B/enter": _enter(2048, _linear(2048, 32)),
+    "35B-A3B/enter attention": _enter(2048, _full(2048, 16, 2)),
+    "35B-A3B/head": _enter(2048, _head(2048)),
+}
