@@ -212,6 +212,7 @@ def start(model: Model, config: EngineConfig) -> Program:
       InputError, CapacityError: see `resolve`; or the device refused the final allocation.
     """
     weights = _bytes(model.params)
+    keep_executables()
     program = _allocate(model, config, measure(weights=weights), weights)
     left = measure(weights=weights).free_bytes
     if left is not None and left < 0:  # CAP-20
@@ -221,6 +222,18 @@ def start(model: Model, config: EngineConfig) -> Program:
             "lower kv_capacity, max_context or max_concurrency"
         )
     return program
+
+
+def keep_executables() -> None:
+    """Keep compiled executables on disk, so that a later start loads them; on accelerators, where compiling takes long.
+
+    Does nothing where JAX has a directory for them already (JAX_COMPILATION_CACHE_DIR).
+    """
+    if jax.default_backend() == "cpu" or jax.config.jax_compilation_cache_dir is not None:
+        return
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    jax.config.update("jax_compilation_cache_dir", str(cache / "ninfer-jax" / "executables"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def _allocate(model: Model, config: EngineConfig, machine: Machine, weights: int) -> Program:
