@@ -29,7 +29,7 @@ from ninfer_jax.program.tables import BlockTables
 from ninfer_jax.program.transfers import Transfer, Transfers
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
 
-COMPILER_OPTIONS: dict[str, dict[str, str | bool | int | float]] = {
+COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
     # XLA's older code for fusions is 10 to 40% faster on these units and compiles faster; jax 0.11 no longer has it.
     "cpu": {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {},
     # A loop over layers reads its weights in place where the product can take a slice of the stack; Triton's cannot.
