@@ -229,7 +229,8 @@ def keep_executables() -> None:
 
     Does nothing where JAX has a directory for them already (JAX_COMPILATION_CACHE_DIR).
     """
-    if jax.default_backend() == "cpu" or jax.config.read("jax_compilation_cache_dir") is not None:
+    chosen = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if jax.default_backend() == "cpu" or chosen is not None:
         return
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     jax.config.update("jax_compilation_cache_dir", str(cache / "ninfer-jax" / "executables"))
