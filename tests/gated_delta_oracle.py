@@ -27,12 +27,13 @@ def decode_oracle(values, *, eps, rounded):
     nv, dk, dv = states.shape[2:]
     C = window.shape[3]
     nk = (C - nv * dv) // (2 * dk)
-    out = np.zeros((len(v["qkvz"]), nv * dv))
+    out = np.zeros((len(v["read_slots"]), nv * dv))
     for b, (source, target) in enumerate(zip(v["read_slots"], v["write_slots"], strict=True)):
         if target == 0:
             continue
         keep = float(v["continues"][b])
-        x, z = v["qkvz"][b, :C], v["qkvz"][b, C:].reshape(nv, dv)
+        x, z, raw_b, raw_a = np.split(v["projected"][b], np.cumsum([C, nv * dv, nv]))
+        z = z.reshape(nv, dv)
         inputs = np.concatenate([keep * window[source, G], x[None]])
         y = r(sum(inputs[j] * v["conv"][G][:, j] for j in range(len(inputs))))
         y = r(y * sigmoid(y))
@@ -44,8 +45,8 @@ def decode_oracle(values, *, eps, rounded):
             value = y[2 * nk * dk + h * dv :][:dv]
             q = q / np.sqrt((q**2).sum() + 1e-6) / np.sqrt(dk)
             k = k / np.sqrt((k**2).sum() + 1e-6)
-            beta = r(sigmoid(v["ba"][b, h]))
-            step = np.log1p(np.exp(v["ba"][b, nv + h] + v["dt_bias"][G, h]))
+            beta = r(sigmoid(raw_b[h]))
+            step = np.log1p(np.exp(raw_a[h] + v["dt_bias"][G, h]))
             m = M[h] * np.exp(-np.exp(v["a_log"][G, h]) * step)
             m = m + np.outer(k, beta * (value - k @ m))
             o = q @ m
@@ -59,11 +60,13 @@ def several_tokens(shape, T):
     """Arguments of a verification: two rows, the second at its start."""
     values = random_arguments(shape, jax.random.key(1))
     del values["write_slots"]
-    for i, name in enumerate(("qkvz", "ba")):
-        x = values[name]
-        drawn = jax.random.normal(jax.random.key(i), (x.shape[0], T, x.shape[1]))
-        values[name] = drawn.astype(x.dtype)
-    return values | {"layer": jnp.int32(1), "continues": jnp.array([True, False])}
+    one = values["projected"]
+    drawn = jax.random.normal(jax.random.key(0), (one.shape[0], T, one.shape[1]))
+    return values | {
+        "projected": drawn.astype(one.dtype),
+        "layer": jnp.int32(1),
+        "continues": jnp.array([True, False]),
+    }
 
 
 def oracle_steps(values, *, eps, rounded):
@@ -71,8 +74,8 @@ def oracle_steps(values, *, eps, rounded):
     slots, kept = values["read_slots"], values["continues"][:, None, None, None]
     tokens, values = values, values | {"write_slots": slots}
     outs, states = [], [np.where(kept, values["recurrent"][slots, 1], 0)]
-    for t in range(tokens["qkvz"].shape[1]):
-        here = values | {name: tokens[name][:, t] for name in ("qkvz", "ba")}
+    for t in range(tokens["projected"].shape[1]):
+        here = values | {"projected": tokens["projected"][:, t]}
         out, window, recurrent = decode_oracle(here, eps=eps, rounded=rounded)
         values |= {"window": window, "recurrent": recurrent, "continues": np.array([True, True])}
         outs.append(out)

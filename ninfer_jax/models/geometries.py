@@ -6,6 +6,8 @@ section 10); vision towers are left out.
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -97,7 +99,8 @@ def random_model(name: str, *, dtype: Any = jnp.bfloat16, seed: int = 0) -> Mode
 
 def random_weights(config: Qwen3_5Config, *, dtype: Any, seed: int) -> Any:
     """Parameters as in `random_model` for any configuration."""
-    keys = iter(jax.random.split(jax.random.key(seed), 64))
+    # Values differ between platforms, as the generator does: the portable one takes minutes to compile and draw.
+    keys = iter(jax.random.split(jax.random.key(seed, impl="rbg"), 64))
 
     def make(leaf: LeafLayout) -> jax.Array:
         key, name = next(keys), leaf.sources[0].rsplit(".", 1)[-1]
@@ -116,19 +119,28 @@ def random_weights(config: Qwen3_5Config, *, dtype: Any, seed: int) -> Any:
     return map_leaves(make, parameter_layout(config, dtype))
 
 
-def _normal_slice(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return (0.02 * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
+_BLOCK = 1 << 24
+"""Most values drawn by one call: float32 draws are little beside the result, and few programs draw for all shapes."""
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Layer by layer, so that float32 draws of one layer are the most that is there beside the result."""
+    rows, width = math.prod(shape[:-1]), shape[-1]
+    count = min(_BLOCK, 1 << (rows * width - 1).bit_length())
+    block = min(rows, count // width)
+    array = jnp.zeros((rows, width), dtype)
+    firsts = range(0, rows, block)
+    for first, k in zip(firsts, jax.random.split(key, len(firsts)), strict=True):
+        # The last block moves back to end with the array.
+        array = _put(array, _draw(k, count), jnp.int32(min(first, rows - block)), block)
+    return array.reshape(shape)
 
-    def body(_: None, key: jax.Array) -> tuple[None, jax.Array]:
-        return None, _normal_slice(key, shape[1:], dtype)
 
-    def whole(key: jax.Array) -> jax.Array:
-        if len(shape) < 3:
-            return _normal_slice(key, shape, dtype)
-        return jax.lax.scan(body, None, jax.random.split(key, shape[0]))[1]
+@partial(jax.jit, static_argnums=1)
+def _draw(key: jax.Array, count: int) -> jax.Array:
+    return 0.02 * jax.random.normal(key, (count,), jnp.float32)
 
-    return jax.jit(whole)(key)
+
+@partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _put(array: jax.Array, drawn: jax.Array, first: jax.Array, rows: int) -> jax.Array:
+    new = drawn[: rows * array.shape[1]].reshape(rows, -1).astype(array.dtype)
+    return jax.lax.dynamic_update_slice(array, new, (first, jnp.zeros_like(first)))

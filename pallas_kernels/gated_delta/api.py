@@ -139,8 +139,7 @@ def boundary_tokens(dk: int, tokens: int) -> int:
 
 
 def gated_delta_decode(
-    qkvz: Float[Array, "R qkvz"],
-    ba: Float[Array, "R two_nv"],
+    projected: Float[Array, "R M"],
     conv: Float[Array, "G C K"],
     dt_bias: Float[Array, "G nv"],
     a_log: Float[Array, "G nv"],
@@ -153,7 +152,6 @@ def gated_delta_decode(
     continues: Bool[Array, " B"] | Int[Array, " B"],
     *,
     eps: float,
-    ba_at: int = 0,
     implementation: Implementation = None,
 ) -> Float[Array, "R val"]:
     """Everything between the input and output projections of a Gated DeltaNet layer, for one token of each row.
@@ -161,9 +159,9 @@ def gated_delta_decode(
     `causal_conv`, gates, `gated_delta_step` and `gated_rms_norm` in one pass over the state (model_math section 3.2).
 
     Args:
-      qkvz: input projection: raw q, k, v (C = 2 nk dk + nv dv channels together), then the gate z (nv dv); more columns
-        are ignored. R >= B: rows past the B of the others are ignored, and mean nothing in the result.
-      ba: input projection: nv of b (write strength before the sigmoid), then nv of a, from column `ba_at` on.
+      projected: the fused input projection: raw q, k, v (C = 2 nk dk + nv dv channels together), the gate z (nv dv),
+        nv of b (write strength before the sigmoid), nv of a; M = C + nv dv + 2 nv. R >= B: rows past the B of
+        `read_slots` are ignored, and mean nothing in the result.
       conv: filters of the short convolution of all G layers; tap K-1 meets the current token.
       dt_bias, a_log: float32 gate parameters of all layers.
       norm: float32 weight of the gated norm of all layers.
@@ -175,12 +173,11 @@ def gated_delta_decode(
         another row writes. A slot that is only read stays as it is.
       continues: False (or 0) for a row at its first token, which starts from zeros. int32 spares a conversion.
       eps: of the gated norm.
-      ba_at: first column of `ba` that counts; where everything is one projection, `ba` is the same array as `qkvz`.
       implementation: see `pallas_kernels.dispatch`.
 
     Returns:
-      The input of the output projection, in qkvz's dtype. Rows whose write slot is 0 give zeros and write nothing.
-      Rows are independent of each other bit for bit.
+      The input of the output projection, in `projected`'s dtype. Rows whose write slot is 0 give zeros and write
+      nothing. Rows are independent of each other bit for bit.
 
     Raises:
       NotImplementedError: "pallas" was asked for and cannot run here.
@@ -188,13 +185,12 @@ def gated_delta_decode(
     run = _pick_fused(
         "gated_delta_decode",
         implementation,
-        kernel_parts.unavailable(qkvz, conv, window, recurrent),
+        kernel_parts.unavailable(projected, conv, window, recurrent),
         decode_kernel.gated_delta_decode,
         reference.decode,
     )
     return run(
-        qkvz,
-        ba,
+        projected,
         conv,
         dt_bias,
         a_log,
@@ -206,13 +202,11 @@ def gated_delta_decode(
         write_slots,
         continues,
         eps=eps,
-        ba_at=ba_at,
     )
 
 
 def gated_delta_verify(
-    qkvz: Float[Array, "B T qkvz"],
-    ba: Float[Array, "B T two_nv"],
+    projected: Float[Array, "B T M"],
     conv: Float[Array, "G C K"],
     dt_bias: Float[Array, "G nv"],
     a_log: Float[Array, "G nv"],
@@ -229,7 +223,7 @@ def gated_delta_verify(
     """`gated_delta_decode` for T consecutive tokens of each row of which only some will count.
 
     Args:
-      qkvz, ba: as in `gated_delta_decode`, with a token axis; T up to 16.
+      projected: as in `gated_delta_decode`, with a token axis and no spare rows; T up to 16.
       conv, dt_bias, a_log, norm, layer, read_slots, continues: as in `gated_delta_decode`.
       window, recurrent: the pools, as arrays or `jax.Ref`s; only read.
       eps: of the gated norm.
@@ -242,9 +236,9 @@ def gated_delta_verify(
     Raises:
       NotImplementedError: "pallas" was asked for and cannot run here.
     """
-    reason = kernel_parts.unavailable(qkvz, conv, window, recurrent)
-    if qkvz.shape[1] > _MOST_TOKENS:
-        reason = reason or f"it takes at most {_MOST_TOKENS} tokens a row, not {qkvz.shape[1]}"
+    reason = kernel_parts.unavailable(projected, conv, window, recurrent)
+    if projected.shape[1] > _MOST_TOKENS:
+        reason = reason or f"it takes at most {_MOST_TOKENS} tokens a row, not {projected.shape[1]}"
     run = _pick_fused(
         "gated_delta_verify",
         implementation,
@@ -253,8 +247,7 @@ def gated_delta_verify(
         reference.verify,
     )
     out, records = run(
-        qkvz,
-        ba,
+        projected,
         conv,
         dt_bias,
         a_log,

@@ -38,13 +38,10 @@ class Tuning:
 
     pieces: blocks that share one value head, 1 or 2.
     tma: the state comes through shared memory instead of straight into registers.
-    pdl: start before the previous kernel has ended (programmatic dependent launch); slots, `continues` and the pools
-      must then be no output of a kernel that may still run.
     """
 
     pieces: int = 1
     tma: bool = False
-    pdl: bool = False
 
 
 def choose(B: int, nk: int, nv: int) -> Tuning:
@@ -55,8 +52,7 @@ def choose(B: int, nk: int, nv: int) -> Tuning:
 
 
 def gated_delta_decode(
-    qkvz: jax.Array,
-    ba: jax.Array,
+    projected: jax.Array,
     conv: jax.Array,
     dt_bias: jax.Array,
     a_log: jax.Array,
@@ -69,7 +65,6 @@ def gated_delta_decode(
     continues: jax.Array,
     *,
     eps: float,
-    ba_at: int = 0,
     tuning: Tuning | None = None,
     interpret: Any = False,
 ) -> jax.Array:
@@ -78,6 +73,7 @@ def gated_delta_decode(
     nv = dt_bias.shape[1]
     nk = (conv.shape[1] - nv * D) // (2 * D)
     r = nv // nk
+    gates_at = (2 * nk + 2 * nv) * D
     tuning = tuning or choose(B, nk, nv)
     N, pieces = COLUMNS, tuning.pieces
     groups, parts = D // (N * pieces), r * pieces
@@ -91,8 +87,7 @@ def gated_delta_decode(
         read_ref: Any,
         write_ref: Any,
         continues_ref: Any,
-        qkvz_ref: Any,
-        ba_ref: Any,
+        projected_ref: Any,
         conv_ref: Any,
         dt_bias_ref: Any,
         a_log_ref: Any,
@@ -139,13 +134,11 @@ def gated_delta_decode(
                 state = load(here, layouts.tile)
             bias, log_rate = dt_bias_ref[layer, head], a_log_ref[layer, head]
             weight = load(norm_ref.at[layer], layouts.everywhere())
-            if tuning.pdl:
-                plgpu.griddepcontrol_wait()
-                plgpu.griddepcontrol_launch_dependents()
 
             # All loads come before the first barrier, so that they are under way together.
-            b, a = ba_ref[row, ba_at + head], ba_ref[row, ba_at + nv + head]
-            z = load(qkvz_ref.at[row, pl.ds((2 * nk + nv + head) * D, D)], layouts.everywhere())
+            b, a = (projected_ref[row, gates_at + i * nv + head] for i in (0, 1))
+            z_channels = pl.ds((2 * nk + nv + head) * D, D)
+            z = load(projected_ref.at[row, z_channels], layouts.everywhere())
             blocks = []
             for i in range(-(-3 // groups)):
                 block = jnp.minimum(wg + i * groups, 2)  # q, k or v of this head
@@ -156,7 +149,7 @@ def gated_delta_decode(
                     load(window_ref.at[read, layer, j, channels], layouts.channel)
                     for j in range(TAPS - 1)
                 ]
-                raw.append(load(qkvz_ref.at[row, channels], layouts.channel))
+                raw.append(load(projected_ref.at[row, channels], layouts.channel))
                 blocks.append((block, first, wg + i * groups <= 2, filters, raw))
 
             convolved = []
@@ -259,7 +252,7 @@ def gated_delta_decode(
     # Not `plgpu.kernel`: its vmap rule does not let Refs through.
     run = pl.kernel(
         scoped,
-        out_type=jax.ShapeDtypeStruct((qkvz.shape[0], nv * D), jnp.bfloat16),
+        out_type=jax.ShapeDtypeStruct((projected.shape[0], nv * D), jnp.bfloat16),
         mesh=plgpu.Mesh(num_threads=groups, thread_name="wg", **where),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
@@ -270,8 +263,7 @@ def gated_delta_decode(
         read_slots,
         write_slots,
         continues.astype(jnp.int32),
-        qkvz,
-        ba,
+        projected,
         conv,
         dt_bias,
         a_log,

@@ -45,8 +45,7 @@ class DecodeShape:
         return {
             name: jax.ShapeDtypeStruct(shape, dtype)
             for name, (shape, dtype) in {
-                "qkvz": ((self.B, C + self.nv * d), bf16),
-                "ba": ((self.B, 2 * self.nv), bf16),
+                "projected": ((self.B, C + self.nv * d + 2 * self.nv), bf16),
                 "conv": ((self.G, C, TAPS), bf16),
                 "dt_bias": ((self.G, self.nv), f32),
                 "a_log": ((self.G, self.nv), f32),

@@ -21,9 +21,9 @@ _WHOLE: Any = ((),) if jax.__version_info__ < (0, 11) else ()
 """`plgpu.load` wants an index before jax 0.11 and none after."""
 
 
-def unavailable(qkvz: Any, conv: Any, window: Any, recurrent: Any) -> str | None:
+def unavailable(projected: Any, conv: Any, window: Any, recurrent: Any) -> str | None:
     """Why the kernel cannot run on these arguments and the default device, or None."""
-    if (reason := unsupported(qkvz, conv, window, recurrent)) is not None:
+    if (reason := unsupported(projected, conv, window, recurrent)) is not None:
         return reason
     if jax.default_backend() != "gpu":
         return "it needs a GPU"
@@ -31,9 +31,9 @@ def unavailable(qkvz: Any, conv: Any, window: Any, recurrent: Any) -> str | None
     return None if capability == "9.0" else f"it needs compute capability 9.0, not {capability}"
 
 
-def unsupported(qkvz: Any, conv: Any, window: Any, recurrent: Any) -> str | None:
+def unsupported(projected: Any, conv: Any, window: Any, recurrent: Any) -> str | None:
     """Why the kernel cannot be built for arguments of these shapes and dtypes, or None."""
-    if not qkvz.dtype == conv.dtype == window.dtype == jnp.bfloat16:
+    if not projected.dtype == conv.dtype == window.dtype == jnp.bfloat16:
         return "it takes bfloat16 activations, filters and windows"
     if recurrent.dtype != jnp.float32:
         return f"it takes a float32 state, not {recurrent.dtype}"
@@ -45,6 +45,8 @@ def unsupported(qkvz: Any, conv: Any, window: Any, recurrent: Any) -> str | None
     nk = (conv.shape[1] - nv * D) // (2 * D)
     if nk < 1 or nv % nk or nv // nk > MOST_PARTS:
         return f"it takes 1 to {MOST_PARTS} value heads a key head, not {nv} / {nk}"
+    if nv % 2:  # loads of 8 bytes need rows that start at a multiple of them
+        return f"it takes an even number of value heads, not {nv}"
     return None
 
 

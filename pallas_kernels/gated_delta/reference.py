@@ -204,8 +204,7 @@ class Records(NamedTuple):
 
 
 def verify(
-    qkvz: Float[Array, "B T qkvz"],
-    ba: Float[Array, "B T two_nv"],
+    projected: Float[Array, "B T M"],
     conv: Float[Array, "G C K"],
     dt_bias: Float[Array, "G nv"],
     a_log: Float[Array, "G nv"],
@@ -219,16 +218,16 @@ def verify(
     eps: float,
 ) -> tuple[Float[Array, "B T val"], Records]:
     """See `api.gated_delta_verify`."""
-    B, T, C = *qkvz.shape[:2], conv.shape[1]
+    B, T, C = *projected.shape[:2], conv.shape[1]
     nv, dk, dv = recurrent.shape[2:]
+    qkv, z, b, a = _split(projected, C, nv, dv)
     nk = (C - nv * dv) // (2 * dk)
     kept = continues.astype(bool)
     old_window = jnp.where(kept[:, None, None], window[...][read_slots, layer], 0)
     state = jnp.where(kept[:, None, None, None], recurrent[...][read_slots, layer], 0)
-    y, _ = causal_conv(qkvz[..., :C], conv[layer], old_window, jnp.full((B,), T, jnp.int32))
+    y, _ = causal_conv(qkv, conv[layer], old_window, jnp.full((B,), T, jnp.int32))
     q, k, v = jnp.split(y, [nk * dk, 2 * nk * dk], axis=-1)
     q, k, v = q.reshape(B, T, nk, dk), k.reshape(B, T, nk, dk), v.reshape(B, T, nv, dv)
-    b, a = jnp.split(ba, 2, axis=-1)
     beta = jax.nn.sigmoid(b).astype(jnp.float32)
     step_size = jax.nn.softplus(a.astype(jnp.float32) + dt_bias[layer][None, None])
     g = -jnp.exp(a_log[layer])[None, None] * step_size
@@ -246,7 +245,7 @@ def verify(
     by_token = [jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, beta, unit)]
     _, (o, delta) = jax.lax.scan(token, state, tuple(by_token))
     o, delta = jnp.moveaxis(o, 0, 1), jnp.moveaxis(delta, 0, 1)
-    out = gated_rms_norm(o, qkvz[..., C:].reshape(B, T, nv, dv), norm[layer], eps)
+    out = gated_rms_norm(o, z.reshape(B, T, nv, dv), norm[layer], eps)
     return out.reshape(B, T, nv * dv), Records(unit, delta, jnp.exp(g))
 
 
@@ -267,8 +266,7 @@ def commit(
 
 
 def decode(
-    qkvz: Float[Array, "R qkvz"],
-    ba: Float[Array, "R two_nv"],
+    projected: Float[Array, "R M"],
     conv: Float[Array, "G C K"],
     dt_bias: Float[Array, "G nv"],
     a_log: Float[Array, "G nv"],
@@ -281,29 +279,32 @@ def decode(
     continues: Bool[Array, " B"] | Int[Array, " B"],
     *,
     eps: float,
-    ba_at: int = 0,
 ) -> Float[Array, "R val"]:
     """See `api.gated_delta_decode`."""
-    B, C, rows = read_slots.shape[0], conv.shape[1], qkvz.shape[0]
+    B, C, rows = read_slots.shape[0], conv.shape[1], projected.shape[0]
     slots, _, nv, dk, dv = recurrent.shape
-    qkvz, ba = qkvz[:B, : C + nv * dv], ba[:B, ba_at : ba_at + 2 * nv]
+    qkv, z, b, a = _split(projected[:B], C, nv, dv)
     nk = (C - nv * dv) // (2 * dk)
     windows, states = window[...], recurrent[...]
     kept = continues.astype(bool)
     old_window = jnp.where(kept[:, None, None], windows[read_slots, layer], 0)
     old_state = jnp.where(kept[:, None, None, None], states[read_slots, layer], 0)
     ones = jnp.ones((B,), jnp.int32)
-    y, new_window = causal_conv(qkvz[:, None, :C], conv[layer], old_window, ones)
+    y, new_window = causal_conv(qkv[:, None], conv[layer], old_window, ones)
     q, k, v = jnp.split(y[:, 0], [nk * dk, 2 * nk * dk], axis=-1)
-    b, a = jnp.split(ba, 2, axis=-1)
     beta = jax.nn.sigmoid(b).astype(jnp.float32)
     g = -jnp.exp(a_log[layer])[None] * jax.nn.softplus(a.astype(jnp.float32) + dt_bias[layer][None])
     heads = (q.reshape(B, nk, dk), k.reshape(B, nk, dk), v.reshape(B, nv, dv))
     o, new_state = step(*heads, g, beta, old_state)
-    out = gated_rms_norm(o, qkvz[:, C:].reshape(B, nv, dv), norm[layer], eps)
+    out = gated_rms_norm(o, z.reshape(B, nv, dv), norm[layer], eps)
     # A row that does not run writes past the pool, which drops it.
     target = jnp.where(write_slots == 0, slots, write_slots)
     window[...] = windows.at[target, layer].set(new_window, mode="drop")
     recurrent[...] = states.at[target, layer].set(new_state, mode="drop")
     out = jnp.where(write_slots[:, None] == 0, 0, out.reshape(B, nv * dv))
     return jnp.pad(out, ((0, rows - B), (0, 0)))
+
+
+def _split(projected: Float[Array, "*n M"], C: int, nv: int, dv: int) -> list[Array]:
+    """The raw q, k, v together, then z, b and a."""
+    return jnp.split(projected, [C, C + nv * dv, C + nv * dv + nv], axis=-1)

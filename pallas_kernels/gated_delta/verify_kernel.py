@@ -27,8 +27,7 @@ from pallas_kernels.gated_delta.kernel_parts import (
 
 
 def gated_delta_verify(
-    qkvz: jax.Array,
-    ba: jax.Array,
+    projected: jax.Array,
     conv: jax.Array,
     dt_bias: jax.Array,
     a_log: jax.Array,
@@ -40,14 +39,14 @@ def gated_delta_verify(
     continues: jax.Array,
     *,
     eps: float,
-    pdl: bool = False,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """See `api.gated_delta_verify`; the records come as k, delta, decay."""
-    B, T = qkvz.shape[:2]
+    B, T = projected.shape[:2]
     nv = dt_bias.shape[1]
     nk = (conv.shape[1] - nv * D) // (2 * D)
     r = nv // nk
+    gates_at = (2 * nk + 2 * nv) * D
     N, groups = COLUMNS, D // COLUMNS
     layouts = Layouts(N, interpret)
     load = layouts.load
@@ -56,8 +55,7 @@ def gated_delta_verify(
         layer_ref: Any,
         read_ref: Any,
         continues_ref: Any,
-        qkvz_ref: Any,
-        ba_ref: Any,
+        projected_ref: Any,
         conv_ref: Any,
         dt_bias_ref: Any,
         a_log_ref: Any,
@@ -90,15 +88,14 @@ def gated_delta_verify(
         state = load(state_ref.at[read, layer, head, :, pl.ds(column, N)], layouts.tile)
         bias, log_rate = dt_bias_ref[layer, head], a_log_ref[layer, head]
         weight = load(norm_ref.at[layer], layouts.everywhere())
-        if pdl:
-            plgpu.griddepcontrol_wait()
-            plgpu.griddepcontrol_launch_dependents()
 
         # All loads come before the first barrier, so that they are under way together.
-        scalars = [(ba_ref[row, t, head], ba_ref[row, t, nv + head]) for t in range(T)]
+        scalars = [
+            [projected_ref[row, t, gates_at + i * nv + head] for i in (0, 1)] for t in range(T)
+        ]
         mine = [jnp.minimum(wg + i * groups, T - 1) for i in range(-(-T // groups))]
         z_channels = pl.ds((2 * nk + nv + head) * D, D)
-        z = [load(qkvz_ref.at[row, t, z_channels], layouts.everywhere()) for t in mine]
+        z = [load(projected_ref.at[row, t, z_channels], layouts.everywhere()) for t in mine]
         blocks = []
         for i in range(-(-3 // groups)):
             block = jnp.minimum(wg + i * groups, 2)  # q, k or v of this head
@@ -109,7 +106,7 @@ def gated_delta_verify(
                 load(window_ref.at[read, layer, j, channels], layouts.channel)
                 for j in range(TAPS - 1)
             ]
-            new = [load(qkvz_ref.at[row, t, channels], layouts.channel) for t in range(T)]
+            new = [load(projected_ref.at[row, t, channels], layouts.channel) for t in range(T)]
             blocks.append((block, filters, old, new))
 
         for t, (b, a) in enumerate(scalars):
@@ -173,8 +170,7 @@ def gated_delta_verify(
         layer.reshape(1),
         read_slots,
         continues.astype(jnp.int32),
-        qkvz,
-        ba,
+        projected,
         conv,
         dt_bias,
         a_log,

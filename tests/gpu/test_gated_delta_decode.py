@@ -46,7 +46,7 @@ def some_rows(nv):
 
 
 def one_row(values, row):
-    each = ("qkvz", "ba", "read_slots", "write_slots", "continues")
+    each = ("projected", "read_slots", "write_slots", "continues")
     return values | {name: values[name][row : row + 1] for name in each}
 
 
@@ -100,6 +100,16 @@ def test_a_row_does_not_depend_on_its_neighbours(nv):
         assert np.array_equal(alone[0][0], out[row])
         assert np.array_equal(alone[1][slot, 1], window[slot, 1])
         assert np.array_equal(alone[2][slot, 1], recurrent[slot, 1])
+
+
+@pytest.mark.parametrize("nv", [16, 48])
+def test_spare_rows_are_ignored(nv):
+    values = some_rows(nv)
+    spare = jnp.full((4, values["projected"].shape[1]), jnp.nan, jnp.bfloat16)
+    more = run(values | {"projected": jnp.concatenate([values["projected"], spare])})
+    assert more[0].shape[0] == 8
+    for x, y in zip((more[0][:4], *more[1:]), run(values), strict=True):
+        assert np.array_equal(x.astype(jnp.float32), y.astype(jnp.float32), equal_nan=True)
 
 
 @pytest.mark.parametrize(("nv", "T"), [(16, 2), (48, 5), (32, 16)])

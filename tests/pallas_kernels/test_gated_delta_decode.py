@@ -39,13 +39,18 @@ def some_rows(shape):
 
 
 SMALL = DecodeShape(B=4, nk=2, nv=4, S=8, G=2, d=16)
+# The norm magnifies the rounding of a head whose q^T M nearly cancels. Among a few small heads one such head decides
+# the error of all (1e-2 is missed by one draw in eight of SMALL, by none of 80 of these).
+REAL_HEADS = DecodeShape(B=4, nk=4, nv=8, S=8, G=2)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)])
-def test_reference_equals_the_oracle(dtype, most):
+@pytest.mark.parametrize(
+    ("dtype", "shape", "most"), [(jnp.float32, SMALL, 1e-5), (jnp.bfloat16, REAL_HEADS, 1e-2)]
+)
+def test_reference_equals_the_oracle(dtype, shape, most):
     values = {
         name: x.astype(dtype) if x.dtype == jnp.bfloat16 else x
-        for name, x in some_rows(SMALL).items()
+        for name, x in some_rows(shape).items()
     }
     out, window, recurrent = jax.jit(run)(values)
     want = decode_oracle(values, eps=EPS, rounded=dtype == jnp.bfloat16)
@@ -62,6 +67,21 @@ def test_reference_touches_the_written_slots_of_its_layer_only():
         new, old = np.array(new.astype(jnp.float32)), np.array(old.astype(jnp.float32))
         changed = {tuple(i) for i in np.argwhere((new != old).reshape(8, 2, -1).any(-1))}
         assert changed == {(3, 1), (4, 1), (6, 1)}
+
+
+def with_spare_rows(values, rows=8):
+    """`values` with rows of NaN after the B of its projection, as wide kernels around this op leave them."""
+    projected = values["projected"]
+    spare = jnp.full((rows - len(projected), projected.shape[1]), jnp.nan, projected.dtype)
+    return values | {"projected": jnp.concatenate([projected, spare])}
+
+
+def test_spare_rows_are_ignored():
+    values = some_rows(SMALL)
+    out, *pools = jax.jit(run)(with_spare_rows(values))
+    assert out.shape[0] == 8
+    for got, want in zip((out[:4], *pools), jax.jit(run)(values), strict=True):
+        assert np.array_equal(got.astype(jnp.float32), want.astype(jnp.float32))
 
 
 def test_the_reference_runs_inside_a_scan_over_layers():
@@ -88,10 +108,10 @@ def test_the_reference_runs_inside_a_scan_over_layers():
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_kernel_lowers_for_the_gpu(name):
     shape = SHAPES[name].arguments()
-    assert (
-        kernel_parts.unsupported(*(shape[n] for n in ("qkvz", "conv", "window", "recurrent")))
-        is None
-    )
+    width = shape["projected"].shape[1]
+    shape["projected"] = jax.ShapeDtypeStruct((8, width), jnp.bfloat16)  # whatever B is
+    checked = (shape[n] for n in ("projected", "conv", "window", "recurrent"))
+    assert kernel_parts.unsupported(*checked) is None
 
     def f(values):
         values = dict(values)
@@ -144,7 +164,9 @@ def interpret(tma):
         )
         return out, jax.freeze(window), jax.freeze(recurrent)
 
-    out, window, recurrent = jax.jit(f)(values)
+    out, window, recurrent = jax.jit(f)(with_spare_rows(values))
+    assert out.shape[0] == 8
+    out = out[:4]
     want = decode_oracle(values, eps=EPS, rounded=True)
     keys = 2 * shape.nk * shape.d
     results = [(out, want[0], 1e-2), (recurrent, want[2], 1e-5)]

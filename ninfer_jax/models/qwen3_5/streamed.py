@@ -164,7 +164,6 @@ def _linear(
     window, recurrent = jax.new_ref(images.window), jax.new_ref(images.recurrent)
     mixed = gated_delta_decode(
         projected,
-        projected,
         p.conv,
         p.dt_bias,
         p.a_log,
@@ -176,7 +175,6 @@ def _linear(
         slots,
         (positions > 0).astype(jnp.int32),
         eps=config.rms_norm_eps,
-        ba_at=config.linear_conv_size + config.linear_value_size,
     )
     return mixed, replace(images, window=window[...], recurrent=recurrent[...])
 

@@ -1,0 +1,398 @@
+"""How near the device's limits the engine runs on one GPU, on models of public shapes with random bfloat16 weights.
+
+    python -m scripts.bench_gpu [--models 0.8B,4B,27B,35B-A3B] [--parts NAMES] [--out FILE] [--huggingface MODELS]
+
+Ceilings are measured in the same run: copy bandwidth, and the rate of a large matrix product. Parts, for each model:
+
+- ``start``: seconds to an engine that can answer, cold and again (with the executables in the compile cache, where one
+  is set up by JAX_COMPILATION_CACHE_DIR).
+- ``decode``: step time of the decode unit and greedy sampling, next step launched before the last is read, and the
+  share of the time that its bytes (weights, states, keys and values) take at the copy bandwidth.
+- ``prefill``: a prompt through the largest units, and the share of the matrix rate that its products reach.
+- ``generate``: tokens/s of `Engine.generate` against the bare step rate.
+- ``hit``: time to the first token of a 16,000-token prompt that is wholly in the cache.
+- ``sampling``: what sampling with temperature adds to a greedy step.
+- ``score``: windows of 2,048 tokens, share of the matrix rate.
+- ``ladder``: prompts up to max_context, twice, on the capacity that was chosen automatically.
+
+With `--huggingface`, transformers runs on the same shapes first, in a process of its own. The ops alone have benches in
+`pallas_kernels/*/`.
+
+Results go to FILE as they come (JSON), a line each to stderr. Exit code 1: a limit of `MUST` is missed; 2: no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ninfer_jax as nj
+from artifacts import open_checkpoint
+from ninfer_jax.config import PAGE_TOKENS, EngineConfig
+from ninfer_jax.engine.engine import Engine
+from ninfer_jax.frontend import Frontend
+from ninfer_jax.models.model import Model
+from ninfer_jax.program import startup
+from ninfer_jax.program.plans import SamplingRows
+from ninfer_jax.program.program import Program
+from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill
+from scripts.provenance import measured_with
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTEXT = 2048
+PARTS = ("start", "decode", "prefill", "generate", "hit", "sampling", "score", "ladder")
+PREFILLS = {"start", "prefill", "generate", "hit", "ladder"}
+"""Parts that run prompts."""
+PROMPTS = {
+    "27B": (2048, 30_000),
+    "4B": (30_000,),
+    "0.8B": (2048,),
+    "9B": (2048,),
+    "35B-A3B": (2048,),
+}
+MUST = {
+    ("decode", "27B", 1): 0.92, ("decode", "27B", 8): 0.90, ("decode", "4B", 1): 0.82, ("decode", "4B", 8): 0.80,
+    ("decode", "0.8B", 1): 0.45, ("decode", "0.8B", 8): 0.45, ("decode", "35B-A3B", 1): 0.60,
+    ("decode", "35B-A3B", 8): 0.65, ("prefill", "27B", 2048): 0.70, ("prefill", "27B", 30_000): 0.72,
+    ("prefill", "4B", 30_000): 0.65, ("score", "4B", 2048): 0.45,
+}  # fmt: skip
+"""Least share of the limit."""
+
+
+@dataclass
+class Ceilings:
+    """What the device can do, measured."""
+
+    copy: float
+    """Bytes/s of a copy, read and write counted."""
+    product: float
+    """Operations/s of a large bfloat16 matrix product."""
+
+
+@dataclass
+class Results:
+    """Collects rows, prints each, and keeps the file up to date."""
+
+    out: Path | None
+    document: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, part: str, **row: Any) -> None:
+        self.document.setdefault(part, []).append(row)
+        print(
+            part, *(f"{name}={value}" for name, value in row.items()), file=sys.stderr, flush=True
+        )
+        if self.out:
+            self.out.write_text(json.dumps(self.document, indent=1) + "\n")
+
+
+def seconds(run: Callable[[], Any], repeats: int = 3) -> float:
+    """Median of a call, waited for."""
+    jax.block_until_ready(run())
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def ceilings() -> Ceilings:
+    words = jnp.arange(1 << 29, dtype=jnp.uint32)
+    flip = jax.jit(lambda x: x ^ jnp.uint32(1))
+    copied = seconds(lambda: [flip(words) for _ in range(5)]) / 5
+    a, b = (
+        jax.random.normal(jax.random.key(i, impl="rbg"), shape, jnp.bfloat16)
+        for i, shape in enumerate([(8192, 5120), (5120, 17408)])
+    )
+    product = jax.jit(lambda a, b: a @ b)
+    multiplied = seconds(lambda: [product(a, b) for _ in range(5)]) / 5
+    return Ceilings(2 * words.nbytes / copied, 2 * 8192 * 5120 * 17408 / multiplied)
+
+
+def decode_bytes(model: Model, program: Program, rows: int) -> float:
+    """Bytes that a step at `CONTEXT` must move: weights once, states in and out, keys and values; of routed experts
+    those that `rows` random choices hit on average."""
+    config, params = model.config, model.params
+    size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))  # noqa: E731
+    total = float(size(params))
+    if not config.tie_word_embeddings:
+        total -= params.embed.nbytes
+    if (sparse := params.sparse_mlp) is not None:
+        missed = (1 - config.num_experts_per_tok / config.num_experts) ** rows
+        total -= missed * (sparse.experts_gate_up.nbytes + sparse.experts_down.nbytes)
+    layout = program.limits.layout
+    pages = CONTEXT // PAGE_TOKENS * layout.pools[0].page_bytes
+    return total + rows * (2 * layout.image_bytes + pages)
+
+
+def prompt_operations(model: Model, tokens: int) -> float:
+    """Operations of the products and of causal attention for a prompt; of routed experts the chosen ones."""
+    config, params = model.config, model.params
+    weights = sum(x.size for x in jax.tree.leaves(params)) - params.embed.size
+    if params.lm_head is not None:
+        weights -= params.lm_head.size
+    if (sparse := params.sparse_mlp) is not None:
+        unused = 1 - config.num_experts_per_tok / config.num_experts
+        weights -= int(unused * (sparse.experts_gate_up.size + sparse.experts_down.size))
+    heads = config.num_attention_heads * config.head_dim
+    attention = 2 * heads * tokens * tokens * config.layer_types.count("full_attention")
+    return 2.0 * weights * tokens + attention
+
+
+def random_tokens(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 200_000, count).astype(np.int32)
+
+
+def start(model: Model, **options: Any) -> Program:
+    options = {
+        "max_concurrency": 8,
+        "max_context": 32_768,
+        "host_capacity_bytes": 1 << 30,
+    } | options
+    return startup.start(model, EngineConfig(**options))
+
+
+def mapped(program: Program, rows: int, tokens: int) -> None:
+    """Give each lane its own pages for positions 0..tokens."""
+    blocks = tokens // PAGE_TOKENS + 1
+    for lane in range(rows):
+        first = 1 + lane * blocks
+        program.publish_table(PublishTable(lane, 0, tuple(range(first, first + blocks))))
+
+
+def step_seconds(program: Program, rows: int, sampling: SamplingRows | None = None) -> float:
+    """A decode step of `rows` rows at `CONTEXT`, each launched before the last is read."""
+    mapped(program, rows, CONTEXT + 64)
+
+    def step(i: int, token: int = -1) -> Any:
+        command = RunDecode(
+            i, tuple(DecodeRow(r, r, CONTEXT + i, token, 1 + r, 1 + r) for r in range(rows))
+        )
+        logits = program.decode(command)
+        if sampling is None:
+            return program.sample_greedy(logits)[0]
+        positions = np.full(program.limits.max_concurrency, CONTEXT + i + 1, np.int32)
+        return program.sample(logits, sampling, positions).tokens
+
+    before = step(0, 77)
+    for i in range(1, 5):
+        before = step(i)
+    jax.block_until_ready(before)
+    begin, steps = time.perf_counter(), 40
+    for i in range(steps):
+        after = step(5 + i)
+        np.asarray(before)
+        before = after
+    jax.block_until_ready(before)
+    return (time.perf_counter() - begin) / steps
+
+
+def prefill_seconds(program: Program, tokens: int) -> float:
+    mapped(program, 1, tokens)
+    prompt, chunk = random_tokens(tokens), program.limits.prefill_chunk
+
+    def run() -> Any:
+        hidden = None
+        for at in range(0, tokens, chunk):
+            part = prompt[at : at + chunk]
+            hidden = program.prefill(RunPrefill(0, 0, 0, at, len(part), 1, 1), part)
+        return hidden
+
+    return seconds(run)
+
+
+def engine_on(model: Model, program: Program) -> Engine:
+    """With the small tokenizer of the demo, whose text means nothing to this model."""
+    resources = open_checkpoint(ROOT / "artifacts" / "demo").frontend
+    frontend = Frontend.from_resources(resources, vocab_size=model.config.vocab_size)
+    return Engine(model, frontend, program, "random")
+
+
+def greedy(tokens: int) -> nj.SamplingParams:
+    return nj.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+
+
+def generated_rate(engine: Engine, requests: int) -> float:
+    """Tokens/s of decode, first tokens and prefill left out: from the difference of two lengths."""
+    prompts = [random_tokens(CONTEXT, seed=i).tolist() for i in range(requests)]
+
+    def run(length: int) -> float:
+        begin = time.perf_counter()
+        engine.generate(prompts, greedy(length), use_tqdm=False, cache="off")
+        return time.perf_counter() - begin
+
+    run(4)
+    short, long = run(16), run(144)
+    return requests * 128 / (long - short)
+
+
+def measure(name: str, parts: tuple[str, ...], limits: Ceilings, results: Results) -> None:
+    begin = time.perf_counter()
+    model = nj.random_model(name)
+    jax.block_until_ready(model.params)
+    weights_s = time.perf_counter() - begin
+
+    begin = time.perf_counter()
+    # Where only steps are measured, the large prefill units need not be compiled.
+    program = start(model) if set(parts) & PREFILLS else start(model, prefill_chunk=PAGE_TOKENS)
+    results.add(
+        "start", model=name, which="cold", seconds=round(time.perf_counter() - begin, 1),
+        weights_seconds=round(weights_s, 1), bytes=program.memory(),
+    )  # fmt: skip
+    steps: dict[int, float] = {}
+    if "decode" in parts:
+        for rows in (8, 1):
+            steps[rows] = step_seconds(program, rows)
+            ideal = decode_bytes(model, program, rows) / limits.copy
+            results.add(
+                "decode", model=name, rows=rows, ms=round(steps[rows] * 1e3, 3),
+                roofline_ms=round(ideal * 1e3, 3), share=round(ideal / steps[rows], 3),
+            )  # fmt: skip
+    if "sampling" in parts:
+        n = program.limits.max_concurrency
+        zeros, ones = np.zeros(n, np.float32), np.ones(n, np.float32)
+        none = np.zeros(n, np.int32)
+        seed = np.zeros((n, 2), np.uint32)
+        rows_of = SamplingRows(ones, none, ones, zeros, zeros, zeros, ones, seed)
+        extra = step_seconds(program, 8, program.put(rows_of)) - steps.get(
+            8, step_seconds(program, 8)
+        )
+        results.add("sampling", model=name, rows=8, extra_us=round(extra * 1e6, 1))
+    if "prefill" in parts:
+        for tokens in PROMPTS[name]:
+            took = prefill_seconds(program, tokens)
+            rate = prompt_operations(model, tokens) / took
+            results.add(
+                "prefill", model=name, tokens=tokens, ms=round(took * 1e3, 1),
+                tflops=round(rate / 1e12, 1), share=round(rate / limits.product, 3),
+            )  # fmt: skip
+    engine = engine_on(model, program)
+    if "generate" in parts:
+        for rows in (1, 8):
+            rate = generated_rate(engine, rows)
+            bare = rows / steps[rows] if rows in steps else float("nan")
+            results.add(
+                "generate", model=name, requests=rows, tokens_per_s=round(rate, 1),
+                of_bare_step=round(rate / bare, 3),
+            )  # fmt: skip
+    if "hit" in parts:
+        prompt = random_tokens(16_000, seed=9).tolist()
+        for which in ("cold", "warm", "warm"):
+            (out,) = engine.generate([prompt], greedy(2), use_tqdm=False)
+            assert out.metrics is not None
+            results.add(
+                "hit", model=name, which=which, cached=out.num_cached_tokens,
+                ttft_ms=round(out.metrics.time_to_first_token * 1e3, 1),
+            )  # fmt: skip
+    if "ladder" in parts:
+        longest = program.limits.max_context - 2
+        for tokens in (1000, 4000, 16_000, longest) * 2:
+            prompts = [random_tokens(tokens, seed=tokens + i).tolist() for i in range(2)]
+            outs = engine.generate(prompts, greedy(2), use_tqdm=False)
+            assert all(len(out.outputs[0].token_ids) == 2 for out in outs)
+        results.add("ladder", model=name, longest=longest, pages=program.limits.pages, done=True)
+    engine.close()
+    del engine, program
+    if "start" in parts:
+        begin = time.perf_counter()
+        again = start(model)
+        results.add(
+            "start", model=name, which="again", seconds=round(time.perf_counter() - begin, 1)
+        )
+        again.close()
+    if "score" in parts and name == "4B":
+        score(model, limits, results)
+
+
+def score(model: Model, limits: Ceilings, results: Results) -> None:
+    config = startup.scoring_config(EngineConfig(max_context=CONTEXT, purpose="scoring"))
+    limits_of = startup.resolve(config, model.config, startup.measure())
+    resources = open_checkpoint(ROOT / "artifacts" / "demo").frontend
+    frontend = Frontend.from_resources(resources, vocab_size=model.config.vocab_size)
+    with Engine(model, frontend, limits_of, "random") as engine:
+        windows = 16
+        text = random_tokens(windows * CONTEXT).reshape(windows, CONTEXT).tolist()
+        pairs = [row[:1] for row in text], [row[1:] for row in text]
+        engine.score(pairs[0][:4], pairs[1][:4])
+        begin = time.perf_counter()
+        engine.score(*pairs)
+        took = time.perf_counter() - begin
+    head = 2.0 * model.config.vocab_size * model.config.hidden_size * CONTEXT
+    rate = windows * (prompt_operations(model, CONTEXT) + head) / took
+    results.add(
+        "score", model="4B", tokens=CONTEXT, tokens_per_s=round(windows * CONTEXT / took),
+        tflops=round(rate / 1e12, 1), share=round(rate / limits.product, 3),
+    )  # fmt: skip
+
+
+def missed(document: dict[str, Any]) -> list[str]:
+    """Which limits of `MUST` were measured and are missed."""
+    out = []
+    for (part, model, size), least in MUST.items():
+        for row in document.get(part, []):
+            measured = row["model"] == model and size in (row.get("rows"), row.get("tokens"))
+            if measured and row["share"] < least:
+                out.append(f"{part} {model} {size}: {row['share']} < {least}")
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--models", default="0.8B,4B,27B,35B-A3B")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--huggingface", metavar="MODELS", help="for example 0.8B,4B")
+    args = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        print("no GPU: jax finds none", file=sys.stderr)
+        return 2
+    results = Results(args.out)
+    if args.huggingface:
+        command = [
+            sys.executable,
+            "-m",
+            "scripts.bench_gpu_huggingface",
+            "--models",
+            args.huggingface,
+        ]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        told = ran.stdout.strip().splitlines()
+        results.add(
+            "huggingface", **(json.loads(told[-1]) if told else {"error": ran.stderr[-400:]})
+        )
+    results.document |= {"date": datetime.now(UTC).date().isoformat()} | measured_with()
+    limits = ceilings()
+    results.add(
+        "ceilings",
+        copy_tb_per_s=round(limits.copy / 1e12, 3),
+        matmul_tflops=round(limits.product / 1e12),
+    )
+    for name in args.models.split(","):
+        try:
+            measure(name, tuple(args.parts.split(",")), limits, results)
+        except Exception as error:  # the other models' results count as well
+            results.add("errors", model=name, error=f"{type(error).__name__}: {str(error)[:400]}")
+    short = missed(results.document)
+    results.document["missed"] = short
+    results.add("end", missed=len(short))
+    print(json.dumps(results.document, indent=1))
+    return 1 if short or "errors" in results.document else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
