@@ -1,7 +1,7 @@
 """Time of chains on this device, one JSON line a shape: `python -m pallas_kernels.decode_chain.bench [shape ...]`.
 
-The calls of one measurement run in one executable, each on what the one before gave, and walk over more weights than the
-L2 cache holds. Cutting the next input out of the last result is a small kernel of its own, and counts as well.
+The calls of one measurement run in one executable, each on what the one before gave, and walk over more weights than
+the L2 cache holds. Cutting the next input out of the last result is a small kernel of its own, and counts as well.
 """
 
 from __future__ import annotations

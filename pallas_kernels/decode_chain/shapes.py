@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -64,19 +63,19 @@ class Shape:
 
 def random_weights(shape: Shape, layers: int, seed: int = 0) -> Any:
     """Weights for which every stage keeps the size of its input; norm weights around 0, as they are stored."""
-    seeds: Callable[[], int] = iter(range(100 * seed, 100 * seed + 100)).__next__
+    keys = iter(jax.random.split(jax.random.key(seed), 2 * len(shape.stages)))
 
-    def make(stack: tuple[int, ...], seed: int) -> jax.Array:
+    def make(stack: tuple[int, ...], key: jax.Array) -> jax.Array:
         scale = 0.1 if len(stack) == 2 else stack[2] ** -0.5
 
         def one(key: jax.Array) -> jax.Array:
             return (scale * jax.random.normal(key, stack[1:], jnp.float32)).astype(jnp.bfloat16)
 
         # One layer at a time, so that float32 draws of one are the most that is there beside the result.
-        return jax.lax.map(one, jax.random.split(jax.random.key(seed), stack[0]))
+        return jax.lax.map(one, jax.random.split(key, stack[0]))
 
     made = jax.jit(make, static_argnums=0)
-    return tuple(tuple(made(s, seeds()) for s in own) for own in shape.stacks(layers))
+    return tuple(tuple(made(s, next(keys)) for s in own) for own in shape.stacks(layers))
 
 
 def random_inputs(shape: Shape, seed: int = 0) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,96 @@
+"""Chains of products on a Hopper GPU, against exact products of float32 (numpy would take minutes)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decode_chain_oracle import chain_oracle, of, row_errors
+
+from pallas_kernels.decode_chain import Add, chain, kernel
+from pallas_kernels.decode_chain.shapes import SHAPES, random_inputs, random_weights
+
+pytestmark = pytest.mark.gpu
+
+TESTED = (
+    "0.8B/tail", "0.8B/tail to head", "0.8B/enter", "4B/tail", "9B/tail", "27B/tail", "35B-A3B/out", "35B-A3B/enter",
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def case(name):
+    """The last product's layer is not the first one's: each stack has its own index."""
+    shape = SHAPES[name]
+    weights = random_weights(shape, 2)
+    count = sum(map(len, weights))
+    index = jnp.arange(count, dtype=jnp.int32) % 2
+    run = jax.jit(functools.partial(chain, shape.stages, implementation="pallas"))
+    return shape, weights, index, lambda first, residual: run(first, residual, weights, index)
+
+
+def exact(x, w):
+    return jnp.dot(x, w.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def bits(out, rows):
+    """Everything of these rows that a chain leaves, bit for bit."""
+    squares = None if out.squares is None else out.squares[: out.residual.shape[0] // 64]
+    by_row = [out.result, out.normed]
+    by_column = [out.residual, squares]
+    parts = [x[rows] for x in by_row if x is not None]
+    parts += [x[:, rows] for x in by_column if x is not None]
+    return b"".join(np.asarray(x).tobytes() for x in parts)
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_against_exact_products(name):
+    shape, weights, index, run = case(name)
+    inputs = random_inputs(shape)
+    result, residual = of(run(*inputs), shape.stages)
+    number = lambda x: jnp.asarray(x).astype(jnp.float32)  # noqa: E731
+    want, stream = chain_oracle(shape.stages, *inputs, weights, index, number, exact, jnp)
+    assert row_errors(result, want) <= 1e-2
+    assert row_errors(residual.T, np.asarray(stream).T) <= 1e-2
+    # Once more, and with each row alone among values that are no numbers.
+    together = run(*inputs)
+    for _ in range(10):
+        assert bits(run(*inputs), slice(None)) == bits(together, slice(None))
+    for row in (0, 5):
+        only = jnp.arange(8) == row
+        first, residual = inputs
+        of_row = only[None, None] if isinstance(shape.stages[0], Add) else only[:, None]
+        first = jnp.where(of_row, first, jnp.nan)
+        alone = run(first, jnp.where(only[None], residual, jnp.inf))
+        assert bits(alone, slice(row, row + 1)) == bits(together, slice(row, row + 1))
+
+
+@pytest.mark.parametrize("blocks", [7, 100])
+def test_any_number_of_blocks(blocks):
+    """Other cuts: tiles with many sharers, tiles that overlap, and more tiles of an `Add` than blocks."""
+    for name in ("0.8B/tail", "0.8B/enter"):
+        shape, weights, index, run = case(name)
+        inputs = random_inputs(shape, seed=1)
+        want, _ = of(run(*inputs), shape.stages)
+        cut = jax.jit(functools.partial(kernel.chain, shape.stages, blocks=blocks))
+        out = cut(*inputs, weights, index)
+        assert row_errors(of(out, shape.stages)[0], want) <= 5e-3
+        for _ in range(10):
+            assert bits(cut(*inputs, weights, index), slice(None)) == bits(out, slice(None))
+
+
+def test_in_a_loop_over_layers_as_one_by_one():
+    """The counters start at zero in every trip."""
+    shape, weights, _, _ = case("0.8B/tail")
+    layers = np.arange(8, dtype=np.int32) % 2
+
+    def step(carry, layer):
+        out = chain(shape.stages, *carry, weights, shape.indices(layer), implementation="pallas")
+        return (out.result[:, : shape.first[0][1]], out.residual), out.result
+
+    one = jax.jit(step)
+    carry = random_inputs(shape)
+    _, together = jax.jit(lambda carry: jax.lax.scan(step, carry, layers))(carry)
+    for layer, want in zip(layers, together, strict=True):
+        carry, got = one(carry, layer)
+        assert np.array_equal(np.asarray(got), np.asarray(want))

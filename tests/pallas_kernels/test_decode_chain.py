@@ -1,0 +1,253 @@
+"""Chains of products: how work is cut, the reference against float64, lowering for CUDA, a run in the interpreter."""
+
+import itertools
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decode_chain_oracle import chain_oracle, of, row_errors
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.decode_chain import ROWS, Add, Product, chain, kernel, stages, unavailable
+from pallas_kernels.decode_chain.shapes import SHAPES, Shape, random_inputs, random_weights
+
+HERE = pathlib.Path(__file__).parent
+EPS = 1e-6
+
+
+@st.composite
+def products(draw):
+    kind = draw(st.sampled_from(["rows", "swiglu", "add"]))
+    outputs = 8 * draw(st.integers(8, 400))
+    outputs = outputs // 64 * 64 if kind == "add" else outputs
+    step = 256 if kind == "swiglu" else 512
+    rows = 2 * outputs if kind == "swiglu" else outputs
+    return Product(rows, step * draw(st.integers(1, 12)), kind)
+
+
+@settings(deadline=None)
+@given(product=products(), blocks=st.integers(1, 200))
+@example(product=Product(64, 512, "rows"), blocks=132)
+@example(product=Product(8224, 1024, "rows"), blocks=114)
+def test_every_step_is_computed_once_and_nobody_waits_in_a_circle(product, blocks):
+    computed = {}
+    for block in range(blocks):
+        begin, end = product.span(block, blocks)
+        tiles = range(*product.tiles_of(begin, end))
+        assert (begin < end) == (len(tiles) > 0)
+        at = begin
+        for n, tile in enumerate(tiles):
+            low, high = product.part(tile, begin, end)
+            assert low == at < high  # a run has no gaps, and no tile of nothing
+            at = high
+            for step in range(low, high):
+                assert computed.setdefault((tile, step - tile * product.steps), block) == block
+            owner = product.owner(tile, blocks)
+            assert owner <= block <= owner + product.sharers(tile, blocks)
+            # Whoever gives a part of somebody else's tile does so before all else.
+            assert owner == block or n == 0
+            # And whoever owns a tile that it shares has nothing to do after it.
+            assert product.sharers(tile, blocks) == 0 or owner != block or n == len(tiles) - 1
+        assert at == end
+    assert set(computed) == {(t, s) for t in range(product.tiles) for s in range(product.steps)}
+    for tile in range(product.tiles):
+        who = [computed[tile, step] for step in range(product.steps)]
+        assert who == sorted(who)
+        owner = product.owner(tile, blocks)
+        assert who[0] == owner
+        assert set(who) == set(range(owner, owner + product.sharers(tile, blocks) + 1))
+
+
+@settings(deadline=None)
+@given(product=products(), blocks=st.integers(1, 200))
+def test_tiles_cover_the_outputs(product, blocks):
+    rows = [product.row(tile) for tile in range(product.tiles)]
+    assert {r + i for r in rows for i in range(64)} == set(range(product.outputs))
+    overlap = any(b - a < 64 for a, b in itertools.pairwise(rows))
+    cut = any(product.sharers(tile, blocks) for tile in range(product.tiles))
+    assert product.ordered(blocks) or not (overlap and cut)
+
+
+@settings(max_examples=30, deadline=None)
+@given(product=products(), blocks=st.integers(1, 200))
+def test_traced_values_give_what_integers_give(product, blocks):
+    # Always as many, so that nothing compiles anew; the formulas hold past the last one.
+    block, tile = np.arange(200, dtype=np.int32), np.arange(400, dtype=np.int32)
+    spans = [product.span(int(b), blocks) for b in block]
+    got = product.span(jnp.asarray(block), blocks)
+    assert np.array_equal(np.stack(got, axis=1), spans)
+    of_tiles = jnp.asarray(tile)
+    for f in (
+        lambda t: product.owner(t, blocks),
+        lambda t: product.sharers(t, blocks),
+        product.row,
+    ):
+        assert np.asarray(f(of_tiles)).tolist() == [f(int(t)) for t in tile]
+    begin, end = spans[0]
+    got = product.part(of_tiles, jnp.int32(begin), jnp.int32(end))
+    assert np.array_equal(np.stack(got, axis=1), [product.part(int(t), begin, end) for t in tile])
+
+
+def small(*chosen, H=512):
+    return Shape(H, chosen)
+
+
+TAIL = (
+    Product(512, 1024, "add", eps=EPS),
+    Product(1024, 512, "swiglu"),
+    Product(512, 512, "add", eps=EPS),
+)
+SMALL = {
+    "tail": small(*TAIL, Product(200, 512, "rows", jnp.float32)),
+    "ends in an add": small(*TAIL),
+    "ends in swiglu": small(TAIL[0], TAIL[1]),
+    "enter": small(Add(EPS), Product(328, 512, "rows")),
+    "one product": small(Product(72, 512, "rows")),
+}
+
+
+def arguments(shape, dtype, layers=2):
+    weights = random_weights(shape, layers)
+    first, residual = random_inputs(shape)
+    index = jnp.arange(sum(map(len, weights)), dtype=jnp.int32) % layers
+    weights = jax.tree.map(lambda w: w.astype(dtype), weights)
+    if not isinstance(shape.stages[0], Add):
+        first = first.astype(dtype)
+    return first, residual.astype(dtype), weights, index
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)])
+@pytest.mark.parametrize("name", SMALL)
+def test_reference_against_float64(name, dtype, most):
+    shape = SMALL[name]
+    chosen = tuple(
+        s if isinstance(s, Add) or s.dtype == jnp.float32
+        else Product(s.rows, s.width, s.kind, dtype, s.eps)
+        for s in shape.stages
+    )  # fmt: skip
+    args = arguments(shape, dtype)
+    out = jax.jit(lambda *a: chain(chosen, *a))(*args)
+    result, residual = of(out, chosen)
+    want, stream = chain_oracle(chosen, *args)
+    assert row_errors(result, want) <= most
+    assert (residual is None) == (stream is None)
+    assert residual is None or row_errors(residual.T, stream.T) <= most
+    last = chosen[-1]
+    expected = dtype if isinstance(last, Add) or last.kind == "add" else last.dtype
+    assert (out.normed if out.result is None else out.result).dtype == expected
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_kernel_lowers_for_the_gpu(name):
+    shape = SHAPES[name]
+    args = shape.arguments(layers=2)
+    stages.check(shape.stages, *args)
+    assert stages.unfit(shape.stages, *args[:3]) is None
+    f = jax.jit(lambda *a: kernel.chain(shape.stages, *a))
+    text = f.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    (call,) = (line for line in text.splitlines() if "custom_call @mosaic_gpu" in line)
+    # Counters start at zero in every call: one a stage, one a block and product; none of the real products has tiles
+    # that must be written in order.
+    products = [s for s in shape.stages if isinstance(s, Product)]
+    assert not any(p.ordered(132) for p in products)
+    counters = len(shape.stages) + 132 * len(products)
+    zeros = re.findall(r"dense<0> : tensor<(\d+)xi32>|tensor<(\d+)xi32>\) ->", call)
+    assert str(counters) in (a or b for a, b in zeros), zeros
+    assert call.count("output_operand_alias<") == 1
+
+
+def test_products_of_fewer_blocks_lower_as_well():
+    shape = SHAPES["0.8B/tail"]
+    assert shape.stages[-1].ordered(100)
+    f = jax.jit(lambda *a: kernel.chain(shape.stages, *a, blocks=100))
+    text = f.trace(*shape.arguments(layers=2)).lower(lowering_platforms=("cuda",)).as_text()
+    assert f"tensor<{4 + 4 * 100 + 1}xi32>" in text
+    shape = SHAPES["35B-A3B/enter"]  # fewer blocks than tiles of the stream
+    f = jax.jit(lambda *a: kernel.chain(shape.stages, *a, blocks=20))
+    f.trace(*shape.arguments(layers=2)).lower(lowering_platforms=("cuda",))
+
+
+def test_unavailable_says_why(monkeypatch):
+    assert "not a GPU" in unavailable(jnp.bfloat16, {512})
+
+    class Device:
+        device_kind, compute_capability = "a card", "8.0"
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    assert unavailable(jnp.bfloat16, {512}) == "a card does not have compute capability 9.0"
+    Device.compute_capability = "9.0"
+    assert unavailable(jnp.dtype(jnp.float32), {512}) == "dtype is float32, not bfloat16"
+    assert unavailable(jnp.bfloat16, {768, 512, 640}) == (
+        "widths [640, 768] are not multiples of 512"
+    )
+    assert unavailable(jnp.bfloat16, {512, 2560}) is None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "H", "why"),
+    [
+        (TAIL, 512, None),
+        ((Product(512, 768, "rows"),), 512, "width 768 is not a multiple of 512"),
+        ((Product(1024, 256, "swiglu"),), 512, None),
+        ((Product(60, 512, "rows"),), 512, "60 outputs"),
+        ((Product(100, 512, "rows"),), 512, "100 outputs"),
+        ((Add(EPS),), 8256, "residual stream of 8256"),
+        ((Add(EPS),), 520, "residual stream of 520"),
+    ],
+)
+def test_sizes_that_do_not_fit(chosen, H, why):
+    args = Shape(H, chosen).arguments(layers=1)
+    got = stages.unfit(chosen, *args[:3])
+    assert got is None if why is None else why in got
+
+
+def test_other_dtypes_and_rows_do_not_fit():
+    first, residual, weights, _ = Shape(512, TAIL).arguments(layers=1)
+    floats = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), weights)
+    assert "not bfloat16" in stages.unfit(TAIL, first, residual, floats)
+    more = jax.ShapeDtypeStruct((512, 2 * ROWS), jnp.bfloat16)
+    assert "16 rows" in stages.unfit(TAIL, first, more, weights)
+
+
+def test_mistakes_are_named():
+    args = arguments(SMALL["one product"], jnp.bfloat16)
+    first, residual, weights, index = args
+    (product,) = SMALL["one product"].stages
+    with pytest.raises(NotImplementedError, match="not a GPU"):
+        chain((product,), *args, implementation="pallas")
+    with pytest.raises(ValueError, match="2 stages but weights of 1"):
+        chain((product, product), *args)
+    with pytest.raises(ValueError, match="must be the first"):
+        chain((product, Add(EPS)), first, residual, weights * 2, index)
+    with pytest.raises(ValueError, match="kind 'gelu'"):
+        chain((Product(72, 512, "gelu"),), *args)
+    with pytest.raises(ValueError, match="adds 72 channels to 512"):
+        chain((Product(72, 512, "add"),), *args)
+    with pytest.raises(ValueError, match="input of stage 0"):
+        chain((Product(72, 1024, "rows"),), *args)
+    with pytest.raises(ValueError, match="input of stage 1"):
+        chain((product, product), first, residual, weights * 2, index)
+    with pytest.raises(ValueError, match="stage 0 wants stacks"):
+        chain((Product(80, 512, "rows"),), *args)
+    with pytest.raises(ValueError, match="layer indices"):
+        chain((product,), first, residual, weights, jnp.zeros((2,), jnp.int32))
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="jax 0.10's interpreter never ends")
+@pytest.mark.parametrize("case", ["tail", "enter", "overlap"])
+def test_the_kernel_in_the_interpreter(case):
+    """With Python's counters in the place of those in global memory, which the interpreter does not know."""
+    subprocess.run(
+        [sys.executable, str(HERE / "chain_on_cpu.py"), case],
+        check=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
+    )
