@@ -62,7 +62,8 @@ def measure(shape: Shape, implementation: Any) -> float:
 
     @jax.jit
     def one(carry: Any, weights: Any, index: jax.Array) -> Any:
-        out = chain(shape.stages, *carry, weights, index, implementation=implementation)
+        first, residual = carry
+        out = chain(shape.stages, first, residual, weights, index, implementation=implementation)
         return following(shape, out)
 
     @jax.jit
