@@ -99,11 +99,9 @@ class Journal:
             while data:
                 data = data[os.write(self._file, data) :]
             os.fsync(self._file)
-        except (
-            OSError
-        ):  # a disk that is full, say; the file may end in a torn line, so nothing more can follow
-            self._broken = True
-            raise
+        except OSError as error:  # a disk that is full, say
+            self._broken = True  # the file may end in a torn line, so nothing may follow
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         self.lines += len(self._group)
         self._group.clear()
 
