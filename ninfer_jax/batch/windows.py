@@ -116,7 +116,7 @@ def _row(line: Line, frontend: Frontend) -> Row:
         return Ready(prepare(line, frontend))
     except InputError as error:
         return Refused(line, str(error))
-    except Exception as error:  # a fault of ours, but no reason to give up the rows that are well
+    except Exception as error:  # a fault of ours costs its row, and no other
         return Refused(line, f"{type(error).__name__}: {error}", 500)
 
 

@@ -87,9 +87,7 @@ class RowReplica:
                 works.append(_prepared(str(i), row, self._engine.frontend))
             except InputError as error:
                 result["error"] = str(error)
-            except (
-                Exception
-            ) as error:  # a fault of ours, but no reason to give up the rows that are well
+            except Exception as error:  # a fault of ours costs its row, and no other
                 result["error"] = f"{type(error).__name__}: {error}"
         for line, outputs in answer_works(self._engine, list(works), cache=self._cache):
             results[int(line["custom_id"])].update(_result(line, outputs))

@@ -119,7 +119,7 @@ def test_a_full_disk_leaves_a_file_that_can_be_gone_on_with(tmp_path, monkeypatc
     """The write that fails may have been a part of a line, so nothing is written behind it."""
     path = tmp_path / "out"
     write = os.write
-    with pytest.raises(OSError, match="No space.*out"), Journal(path) as journal:  # noqa: PT012
+    with pytest.raises(OSError, match=r"No space.*out"), Journal(path) as journal:  # noqa: PT012
         journal.add(row(1))
         journal.flush()
         room = [9]
