@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import ninfer_jax as nj
+from ninfer_jax.batch import run as runs
 from ninfer_jax.batch import run_batch, windows
 from tests.batch.lines import chat, comparable, completion, read, score, write
 from tests.batch.stand_in_job import stand_in_engine
@@ -275,6 +276,24 @@ def test_another_seed_is_another_request(engine, tmp_path):
     run(engine, tmp_path, rows(3, seed=1))
     summary = run(engine, tmp_path, [rows(3, seed=1)[0], *rows(3, seed=2)[1:]])
     assert (summary.done_before, summary.answered, summary.stale) == (1, 2, 2)
+
+
+def test_an_input_cut_during_the_run(engine, tmp_path, monkeypatch):
+    """What is gone has no line, and the summary says so; what is back runs next time."""
+    look = runs.scan
+
+    def look_and_cut(path, journal):
+        todo = look(path, journal)
+        os.truncate(path, todo.todo[2] + 9)
+        return todo
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "scan", look_and_cut)
+        summary = run(engine, tmp_path, rows(4))
+    assert (summary.answered, summary.errors, summary.remaining) == (2, 0, 2)
+    assert not summary.interrupted
+    summary = run(engine, tmp_path, rows(4))
+    assert (summary.done_before, summary.answered, summary.remaining) == (2, 2, 0)
 
 
 def test_a_fault_of_ours_costs_one_row(engine, tmp_path, monkeypatch):
