@@ -25,6 +25,7 @@ import ninfer_jax as nj
 from scripts.provenance import measured_with
 
 ROWS, PREFIXES, PREFIX_TOKENS = 500, 10, 600
+MAX_CONTEXT, MAX_TOKENS = 1024, 256
 CACHED_SHARE, WALL_RATIO = 0.85, 0.4
 WORDS = [
     "the",
@@ -58,7 +59,7 @@ def lines(engine: nj.Engine, rows: int, max_tokens: int) -> list[dict[str, Any]]
             "url": "/v1/completions",
             "body": {
                 "prompt": [*heads[i % PREFIXES], *encode(text(luck.randint(10, 30)))],
-                "max_tokens": luck.randint(max_tokens // 2, max_tokens),
+                "max_tokens": luck.randint(max(1, max_tokens // 2), max_tokens),
                 "temperature": 0,
                 "ignore_eos": True,
             },
@@ -111,7 +112,11 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    with nj.load(args.model, max_context=1024) as engine:
+    if args.rows <= PREFIXES:  # each beginning would be computed once in both runs: nothing to save
+        parser.error(f"--rows must be more than the {PREFIXES} beginnings; got {args.rows}")
+    if not 1 <= args.max_tokens <= MAX_TOKENS:
+        parser.error(f"--max-tokens must be 1 to {MAX_TOKENS}; got {args.max_tokens}")
+    with nj.load(args.model, max_context=MAX_CONTEXT) as engine:
         result = measure(engine, args.rows, args.max_tokens)
     result = {
         "bench": "batch",

@@ -159,6 +159,14 @@ def _ranked(entry: dict[int, Logprob]) -> list[Logprob]:
     return sorted(entry.values(), key=lambda score: score.rank)
 
 
+def _by_text(entry: dict[int, Logprob]) -> dict[str, float]:
+    """Of tokens that read alike, as parts of characters do, the most probable one."""
+    best: dict[str, float] = {}
+    for score in _ranked(entry):
+        best.setdefault(score.decoded_token, score.logprob)
+    return best
+
+
 def _chat_logprobs(
     request: BatchRequest, sequence: CompletionOutput, decode: Decode
 ) -> dict[str, Any] | None:
@@ -194,6 +202,6 @@ def _completion_logprobs(sequence: CompletionOutput, decode: Decode) -> dict[str
     return {
         "tokens": [score.decoded_token for score in chosen],
         "token_logprobs": [score.logprob for score in chosen],
-        "top_logprobs": [{s.decoded_token: s.logprob for s in _ranked(e)} for _, e in pairs],
+        "top_logprobs": [_by_text(entry) for _, entry in pairs],
         "text_offset": offsets,
     }

@@ -151,25 +151,34 @@ def bare(prompt: PreparedPrompt, markers: tuple[int, ...] = ()) -> PreparedPromp
     return replace(prompt, recovery=0, splits=(), anchors=(), markers=markers)
 
 
+def template_variables(given: Any) -> dict[str, Any]:
+    """`chat_template_kwargs`, which may be None. Raises InputError for what is no variable of a template."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise InputError(f"chat_template_kwargs must be an object, got {given!r:.200}")
+    for name in ("self", "messages", "tools", "markers", "anchors"):
+        if name in given:
+            raise InputError(f"chat_template_kwargs cannot set {name!r}")
+    return given
+
+
 def _chat(request: BatchRequest, frontend: Frontend) -> list[Call]:
     body = _read(_Chat, request.body)
     if body.response_format not in (None, {"type": "text"}):
         raise InputError('response_format other than {"type": "text"} is not supported yet')
-    limits = {body.max_tokens, body.max_completion_tokens} - {None}
-    if len(limits) > 1:
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if body.max_tokens not in (None, limit):
         raise InputError("max_tokens and max_completion_tokens differ; give one")
     if body.top_logprobs is not None and not body.logprobs:
         raise InputError("top_logprobs needs logprobs: true")
     params = body.sampling(
         request,
-        max_tokens=limits.pop() if limits else None,
+        max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         thinking_budget=body.thinking_budget,
     )
-    variables = body.chat_template_kwargs or {}
-    for name in ("messages", "tools", "markers", "anchors"):
-        if name in variables:
-            raise InputError(f"chat_template_kwargs cannot set {name!r}")
+    variables = template_variables(body.chat_template_kwargs)
     tools = None if body.tool_choice == "none" else body.tools
     return [Call(bare(frontend.prepare_chat(body.messages, tools, **variables)), params)]
 

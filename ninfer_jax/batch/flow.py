@@ -72,7 +72,7 @@ class Flow:
         """Look around; from any thread, or a signal handler."""
         self._events.put(_Event("wake"))
 
-    def run(self, ahead: Ahead, tick: Callable[[], None], level: Callable[[], int]) -> None:
+    def run(self, ahead: Ahead[Row], tick: Callable[[], None], level: Callable[[], int]) -> None:
         """Until every row has its line, or what runs has ended after an interruption.
 
         Args:
@@ -117,7 +117,7 @@ class Flow:
         except queue.Empty:
             return
 
-    def _fill(self, ahead: Ahead) -> None:
+    def _fill(self, ahead: Ahead[Row]) -> None:
         """Start what there is room for."""
         while True:
             if len(self._waiting) < self._places and not ahead.exhausted:
@@ -126,7 +126,7 @@ class Flow:
             if row is None:
                 return
             if isinstance(row, Refused):
-                self._refuse(row, row.message)
+                self._refuse(row)
             elif isinstance(row.work, Scoring):
                 self._start_scoring(row.work)
             elif not self._start(row, row.work):
@@ -175,7 +175,7 @@ class Flow:
                 handles.append(self._engine.submit(call.prompt, call.params, cache=cache))  # type: ignore[arg-type]
         except InputError as error:
             _close(handles)
-            self._refuse(Refused(work.request, str(error)), str(error))
+            self._refuse(Refused(work.request, str(error)))
             return True
         except OverloadError:
             _close(handles)
@@ -207,10 +207,10 @@ class Flow:
         elif not self._cancelled:
             self._done(refusal_line(request, 500, aborted[0].error or "aborted"), outputs)
 
-    def _refuse(self, row: Refused, message: str) -> None:
+    def _refuse(self, row: Refused) -> None:
         if isinstance(row.request, BadLine):
             return  # the input has changed since it was looked at; the next run says so
-        self._done(refusal_line(row.request, 400, message), [])
+        self._done(refusal_line(row.request, row.status, row.message), [])
 
     def _cancel(self) -> None:
         if self._cancelled or not self._running:
@@ -257,7 +257,7 @@ class Flow:
         rows, self._scoring = self._scoring, []
         for row, result in zip(rows, event.value, strict=True):
             if isinstance(result, InputError):
-                self._refuse(Refused(row.request, str(result)), str(result))
+                self._refuse(Refused(row.request, str(result)))
             elif isinstance(result, NinferError) and not isinstance(result, EngineFailure):
                 self._done(refusal_line(row.request, 500, str(result)), [])
             elif isinstance(result, Exception):

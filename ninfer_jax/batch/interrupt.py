@@ -34,7 +34,8 @@ class Interrupt:
         traceback: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # None: a handler that no Python code has set, which Python cannot set again
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _called(self, number: int, frame: FrameType | None) -> None:
         self.since = self.since or time.monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import time
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,7 @@ class Journal:
         """Open or create the file, and learn what it holds.
 
         Raises:
-          InputError: another run has it, or it holds something that is no output of a batch.
+          InputError: another run has it, it holds something that is no output of a batch, or is no file.
           OSError: it cannot be opened.
         """
         self.path = Path(path)
@@ -44,9 +45,13 @@ class Journal:
         """Complete lines."""
         self.cut_bytes = 0
         """Bytes of a torn last line that were cut off."""
+        self._broken = False
         self._group: list[bytes] = []
         self._since = 0.0
         new = not self.path.exists()
+        if not new and not stat.S_ISREG(self.path.stat().st_mode):
+            # A pipe or device would be read without end, and keeps nothing.
+            raise InputError(f"{self.path} is no file; what is done is found again in a file only")
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self._lock()
@@ -67,7 +72,7 @@ class Journal:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if not isinstance(error, OSError):  # of a disk that is full, say
+            if not self._broken:
                 self.flush()
         finally:
             os.close(self._file)
@@ -90,9 +95,13 @@ class Journal:
         if not self._group:
             return
         data = memoryview(b"".join(self._group))
-        while data:
-            data = data[os.write(self._file, data) :]
-        os.fsync(self._file)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fsync(self._file)
+        except OSError as error:  # a disk that is full, say
+            self._broken = True  # the file may end in a torn line, so nothing may follow
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         self.lines += len(self._group)
         self._group.clear()
 
@@ -119,8 +128,10 @@ class Journal:
         try:
             value = json.loads(line)
             line_id, custom_id = value["id"], value["custom_id"]
-            known = line_id.startswith(("batch_req_", "batch_err_"))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            known = line_id.startswith("batch_err_") or (
+                line_id.startswith("batch_req_") and isinstance(custom_id, str)
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             known = False
         if not known:
             raise InputError(

@@ -6,6 +6,7 @@ the canonical JSON of everything else, so the same line has the same key whereve
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ URLS: Mapping[str, Kind] = {
 """What can be asked for."""
 
 MAX_LINE_BYTES = 64 << 20
-"""A line beyond this is refused without being read as JSON."""
+"""A line beyond this, spaces included, is refused without being read as JSON."""
 
 _FIELDS = ("custom_id", "method", "url", "body")
 
@@ -75,9 +76,10 @@ def parse_line(data: bytes) -> Line:
     Args:
       data: the line, with or without its newline.
     """
-    data = data.strip()
+    whole = len(data.rstrip(b"\r\n"))  # of a longer line only the beginning may be here
+    data = trimmed(data)
     key = _digest(data)
-    if len(data) > MAX_LINE_BYTES:
+    if whole > MAX_LINE_BYTES:
         return BadLine(
             None, "line_too_long", f"a line may have {MAX_LINE_BYTES:,} bytes; split it", key
         )
@@ -97,6 +99,11 @@ def parse_line(data: bytes) -> Line:
     if wrong is not None:
         return BadLine(custom_id, *wrong, key)
     return BatchRequest(custom_id, URLS[line["url"]], line["body"], key)
+
+
+def trimmed(data: bytes) -> bytes:
+    """A line without the space around it, and without the byte order mark that some editors put before a file."""
+    return data.strip().removeprefix(codecs.BOM_UTF8).strip()
 
 
 def request_key(custom_id: str, request: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,7 @@ def run_batch(
     """
     if isinstance(model, Engine) and config:
         raise InputError(f"the engine is loaded already; {', '.join(config)} must be given to load")
-    if Path(output).exists() and Path(input).samefile(output):
-        raise InputError(f"{output} is the input; give another output")
+    check_paths(Path(input), Path(output))
     with Journal(output) as journal:
         todo = scan(input, journal)
         summary = Summary.of(todo, str(output), journal.cut_bytes)
@@ -98,6 +98,16 @@ def run_batch(
             if not isinstance(model, Engine):
                 engine.close()
         return summary
+
+
+def check_paths(input: Path, output: Path) -> None:
+    """Before the output is made. Raises InputError for an input that cannot serve, OSError if it is not there."""
+    if not stat.S_ISREG(input.stat().st_mode):
+        raise InputError(
+            f"{input} is no file; a batch goes to and fro in its input, so write what a pipe gives to a file first"
+        )
+    if output.exists() and input.samefile(output):
+        raise InputError(f"{output} is the input; give another output")
 
 
 def _level(interrupt: Interrupt, drain: float) -> int:

@@ -22,6 +22,7 @@ from ninfer_jax.batch.requests import (
     anonymous_id,
     duplicate_key,
     parse_line,
+    trimmed,
 )
 
 
@@ -61,7 +62,7 @@ def scan(path: str | Path, journal: Journal) -> Scan:
     result = Scan(Path(path))
     before = journal.lines
     claimed: set[str] = set()
-    deferred: list[tuple[int, Line]] = []
+    deferred = Scan(result.path)  # may be most of the file, so offsets only here as well
     seen: Counter[str] = Counter()
 
     def fail(custom_id: str | None, key: str, code: str, message: str) -> None:
@@ -94,12 +95,12 @@ def scan(path: str | Path, journal: Journal) -> Scan:
             assert isinstance(line, BadLine)
             fail(None, line.key, line.code, line.message)
         elif journal.answers.get(line.custom_id, line.line_id) != line.line_id:
-            deferred.append((offset, line))  # another line may be the one that was answered
+            deferred.todo.append(offset)  # another line may be the one that was answered
         else:
             take(offset, line, line.custom_id)
-    for offset, line in deferred:
-        assert line.custom_id is not None
-        take(offset, line, line.custom_id)
+    for offset, line in zip(deferred.todo, deferred.requests(), strict=True):
+        if line.custom_id is not None:  # else the file has changed meanwhile; the next run says so
+            take(offset, line, line.custom_id)
     journal.flush()
     result.stale = before - result.done
     return result
@@ -113,7 +114,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             data = _line(file)
             if not data:
                 return
-            if data.strip():
+            if trimmed(data):
                 yield offset, data
 
 

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from ninfer_jax.batch.bodies import Generation, Scoring, Work, prepare
 from ninfer_jax.batch.order import Placed, arrange
@@ -26,6 +27,7 @@ class Refused:
 
     request: BatchRequest | BadLine
     message: str
+    status: int = 400
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Ready:
 
 
 Row = Ready | Refused
+T = TypeVar("T")
 
 
 def windows(
@@ -58,19 +61,19 @@ def windows(
         yield _arranged(window, number, max_context) if ordered else window
 
 
-class Ahead:
-    """The next window, made by a thread while the engine works on this one."""
+class Ahead(Generic[T]):
+    """The next window, made by a thread while this one is worked on."""
 
-    def __init__(self, source: Iterator[list[Row]], wake: Callable[[], None]) -> None:
+    def __init__(self, source: Iterator[list[T]], wake: Callable[[], None]) -> None:
         self._source, self._wake = source, wake
-        self._ready: queue.Queue[list[Row] | BaseException | None] = queue.Queue(1)
+        self._ready: queue.Queue[list[T] | BaseException | None] = queue.Queue(1)
         self._stop = threading.Event()
         self.exhausted = False
         """Whether everything was taken."""
         self._thread = threading.Thread(target=self._make, name="batch-windows", daemon=True)
         self._thread.start()
 
-    def take(self) -> list[Row]:
+    def take(self) -> list[T]:
         """The next window if it is ready, else nothing. Raises what making it raised."""
         try:
             window = self._ready.get_nowait()
@@ -81,10 +84,10 @@ class Ahead:
         self.exhausted = window is None
         return window or []
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, timeout: float | None = None) -> None:
+        """End the thread, and wait for it: for `timeout` seconds, or until the window is made that it is at."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(timeout)
 
     def _make(self) -> None:
         try:
@@ -95,7 +98,7 @@ class Ahead:
         except Exception as error:
             self._put(error)
 
-    def _put(self, item: list[Row] | BaseException | None) -> bool:
+    def _put(self, item: list[T] | BaseException | None) -> bool:
         while not self._stop.is_set():
             try:
                 self._ready.put(item, timeout=0.1)
@@ -113,6 +116,8 @@ def _row(line: Line, frontend: Frontend) -> Row:
         return Ready(prepare(line, frontend))
     except InputError as error:
         return Refused(line, str(error))
+    except Exception as error:  # a fault of ours costs its row, and no other
+        return Refused(line, f"{type(error).__name__}: {error}", 500)
 
 
 def place(works: list[Work], max_context: int) -> list[Row]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ninfer_jax.config import EngineConfig
 from ninfer_jax.errors import InputError
+from ninfer_jax.shipped import shipped_model
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class ProcessorConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
                 raise InputError(f"{name} must be a number, at least 0; got {value!r}")
+        path = Path(self.model)
+        if shipped_model(str(path)) == path and path.is_dir():
+            # Actors may have another working directory.
+            object.__setattr__(self, "model", str(path.absolute()))
         EngineConfig.from_dict(self.engine)  # a mistake is seen here, and not on every machine
 
 

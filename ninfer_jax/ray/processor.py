@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ninfer_jax.api import load
-from ninfer_jax.batch.bodies import Call, Generation, bare
+from ninfer_jax.batch.bodies import Call, Generation, bare, template_variables
 from ninfer_jax.batch.inline import answer_works
 from ninfer_jax.batch.requests import BatchRequest, request_key
 from ninfer_jax.errors import InputError
@@ -76,23 +77,32 @@ class RowReplica:
         self._cache = config.cache
 
     def __call__(self, table: Any) -> Any:
-        rows = table.to_pylist()
+        names = [name for name in INPUTS if name in table.column_names]
+        columns = [table.column(name).to_pylist() for name in names]
+        results: list[Row] = [{} for _ in range(table.num_rows)]
         works: list[Generation] = []
-        for i, row in enumerate(rows):
-            row.update(dict.fromkeys(OUTPUTS))
+        for i, result in enumerate(results):
+            row = {name: column[i] for name, column in zip(names, columns, strict=True)}
             try:
                 works.append(_prepared(str(i), row, self._engine.frontend))
             except InputError as error:
-                row["error"] = str(error)
+                result["error"] = str(error)
+            except Exception as error:  # a fault of ours costs its row, and no other
+                result["error"] = f"{type(error).__name__}: {error}"
         for line, outputs in answer_works(self._engine, list(works), cache=self._cache):
-            rows[int(line["custom_id"])].update(_result(line, outputs))
-        return _table(rows)
+            results[int(line["custom_id"])].update(_result(line, outputs))
+        return _table(table, results)
 
 
 def _prepared(name: str, row: Row, frontend: Frontend) -> Generation:
-    given = {key: _plain(row[key]) for key in INPUTS if row.get(key) is not None}
-    request = BatchRequest(name, "chat", {}, request_key("", given))
-    params = SamplingParams.from_dict({"seed": request.seed} | given.get("sampling_params", {}))
+    given = {key: _plain(value) for key, value in row.items() if value is not None}
+    try:
+        request = BatchRequest(name, "chat", {}, request_key("", given))
+    except TypeError as error:  # bytes or times, say, which an Arrow column may hold
+        raise InputError(f"a row's inputs must be JSON values: {error}") from None
+    params = SamplingParams.from_dict(given.get("sampling_params", {}))
+    if params.seed is None:
+        params = replace(params, seed=request.seed)
     if ("prompt" in given) == ("messages" in given):
         raise InputError("a row has either prompt or messages")
     if params.n not in (None, 1):
@@ -100,7 +110,7 @@ def _prepared(name: str, row: Row, frontend: Frontend) -> Generation:
     if "prompt" in given:
         prompt = frontend.prepare_prompt(given["prompt"])
     else:
-        variables = given.get("chat_template_kwargs", {})
+        variables = template_variables(given.get("chat_template_kwargs"))
         prompt = frontend.prepare_chat(given["messages"], given.get("tools"), **variables)
     return Generation(request, (Call(bare(prompt), params),))
 
@@ -129,15 +139,14 @@ def _result(line: Row, outputs: list[RequestOutput]) -> Row:
     }
 
 
-def _table(rows: list[Row]) -> Any:
-    """Types of the added columns are fixed: a table whose rows all failed fits the others."""
+def _table(table: Any, results: list[Row]) -> Any:
+    """The table with the added columns. Their types are fixed: a table whose rows all failed fits the others."""
     import pyarrow as pa
 
     texts = dict.fromkeys(("generated_text", "reasoning", "finish_reason", "error"), pa.string())
-    table = pa.Table.from_pylist(rows)
+    table = table.drop_columns([name for name in OUTPUTS if name in table.column_names])
     for name in OUTPUTS:
         number = pa.list_(pa.int64()) if name == "generated_tokens" else pa.int64()
         kind = texts.get(name, number)
-        column = pa.array([row[name] for row in rows], kind)
-        table = table.set_column(table.schema.get_field_index(name), name, column)
+        table = table.append_column(name, pa.array([r.get(name) for r in results], kind))
     return table

@@ -65,6 +65,15 @@ def test_several_prompts_give_their_choices_in_order():
     assert list(logprobs["top_logprobs"][0]) == ["a", "b", "\ufffd"]
 
 
+def test_tokens_that_read_alike_keep_the_most_probable():
+    """Parts of characters: OpenAI's shape has one number for a text."""
+    entry = TOP | {7: Logprob(-3.0, 3, "\ufffd"), 8: Logprob(-4.0, 4, "b")}
+    sequence = CompletionOutput(0, "a", [4], -0.5, [entry], "length")
+    line = answer_line(request(completion("a", "x", logprobs=5)), [output(sequence)], "m", str)
+    (choice,) = line["response"]["body"]["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"a": -0.5, "b": -1.5, "\ufffd": -3.0}]
+
+
 def test_errors():
     row = request(completion("a", "x"))
     line = refusal_line(row, 400, "too long")

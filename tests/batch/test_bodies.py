@@ -42,6 +42,11 @@ def test_chat_fields(frontend):
     assert call.prompt.markers == ()
 
 
+def test_both_names_of_the_longest_output(frontend):
+    for body in ({"max_tokens": 3}, {"max_completion_tokens": 3, "max_tokens": 3}):
+        assert prepared(chat("a", "x", **body), frontend).calls[0].params.max_tokens == 3
+
+
 def test_tool_choice_none_offers_no_tools(frontend):
     with_tools = prepared(chat("a", "hi", tools=[TOOL], tool_choice="none"), frontend)
     assert with_tools.calls[0].prompt == prepared(chat("a", "hi"), frontend).calls[0].prompt
@@ -83,9 +88,13 @@ def test_scores(frontend):
         (chat("a", "x", response_format={"type": "json_object"}), "response_format"),
         (chat("a", "x", top_logprobs=2), "logprobs: true"),
         (chat("a", "x", max_tokens=1, max_completion_tokens=2), "differ"),
+        (chat("a", "x", max_tokens=[1], max_completion_tokens={"a": 1}), "differ"),
+        (chat("a", "x", max_tokens=[1]), "max_tokens"),
+        (chat("a", "x", max_completion_tokens={"a": 1}), "max_tokens"),
         (chat("a", "x", temperature=-1), "temperature"),
         (chat("a", "x", n=True), "n must be"),
         (chat("a", "x", chat_template_kwargs={"tools": []}), "tools"),
+        (chat("a", "x", chat_template_kwargs={"self": 1}), "self"),
         (line("a", "/v1/chat/completions"), "no messages"),
         (line("a", "/v1/chat/completions", messages=[]), "messages is empty"),
         (line("a", "/v1/chat/completions", messages=[{"role": "x"}]), "role 'x'"),

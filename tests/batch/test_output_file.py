@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 
@@ -80,7 +81,13 @@ def test_cut_and_zeroed_tails(tmp_path_factory, texts, cut, zeros):
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b'{"a": 1}\n', b"[]\n", b"\0\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"my notes", b"my notes\n", b'{"a": 1}\n', b"[]\n", b"\0\n", b"[" * 100_000 + b"\n", b"\xc3", b"\xc3\n",
+        b'{"id": "batch_req_1", "custom_id": ["a"]}\n', b'{"id": "batch_req_1", "custom_id": null}\n',
+    ],
+)  # fmt: skip
 def test_other_files_are_left_alone(tmp_path, content):
     path = tmp_path / "out"
     path.write_bytes(content)
@@ -89,6 +96,57 @@ def test_other_files_are_left_alone(tmp_path, content):
     assert path.read_bytes() == content
     path.write_bytes(b"")
     Journal(path).__exit__(None, None, None)  # the refused one holds no lock
+
+
+def test_a_character_torn_in_the_middle_is_cut_off(tmp_path):
+    """Another program may write the lines again with characters as they are."""
+    path = tmp_path / "out"
+    lines = [json.dumps(row(i, "é"), ensure_ascii=False).encode() + b"\n" for i in range(2)]
+    path.write_bytes(lines[0] + lines[1].partition(b"\xa9")[0])
+    with Journal(path) as journal:
+        assert journal.lines == 1
+    assert path.read_bytes() == lines[0]
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):  # the last would be read for ever
+        with pytest.raises(InputError, match="is no file"):
+            Journal(path)
+
+
+def test_a_full_disk_leaves_a_file_that_can_be_gone_on_with(tmp_path, monkeypatch):
+    """The write that fails may have been a part of a line, so nothing is written behind it."""
+    path = tmp_path / "out"
+    write = os.write
+    with pytest.raises(OSError, match=r"No space.*out"), Journal(path) as journal:  # noqa: PT012
+        journal.add(row(1))
+        journal.flush()
+        room = [9]
+
+        def full(file, data):
+            if not room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(file, data[: room.pop()])
+
+        monkeypatch.setattr(os, "write", full)
+        journal.add(row(2))
+        try:
+            journal.flush()
+        finally:
+            monkeypatch.setattr(os, "write", write)
+    with Journal(path) as journal:
+        assert (journal.lines, journal.cut_bytes) == (1, 9)
+
+
+def test_an_error_elsewhere_loses_no_line(tmp_path):
+    """Of the input's file, say: the output is well, so what was finished is written."""
+    path = tmp_path / "out"
+    with pytest.raises(OSError, match="input"), Journal(path) as journal:  # noqa: PT012
+        journal.add(row(1))
+        raise OSError("input")
+    with Journal(path) as journal:
+        assert journal.lines == 1
 
 
 def test_two_runs_on_one_output_are_refused(tmp_path):

@@ -55,9 +55,19 @@ def test_bad_lines(line, code, words, custom_id):
     assert words in bad.message
 
 
+def test_line_ends_and_byte_order_marks_are_no_part_of_a_line():
+    data = json.dumps(completion("a", "x")).encode()
+    for spelling in (data + b"\r\n", b"\xef\xbb\xbf" + data, b" \xef\xbb\xbf " + data + b"\r"):
+        assert parse_line(spelling) == parse_line(data)
+
+
 def test_bytes_that_are_no_text():
     assert parse_line(b'{"custom_id": "\xff"}').code == "invalid_json"
 
 
 def test_a_line_that_is_too_long():
     assert parse_line(b"x" * (MAX_LINE_BYTES + 1)).code == "line_too_long"
+    data = json.dumps(completion("a", "x")).encode()
+    assert isinstance(parse_line(data.ljust(MAX_LINE_BYTES) + b"\r\n"), BatchRequest)
+    # Of a longer line only the beginning is read, so what follows the spaces is not known.
+    assert parse_line(data.ljust(MAX_LINE_BYTES + 2)).code == "line_too_long"

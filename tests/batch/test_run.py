@@ -1,6 +1,8 @@
 """Whole runs over the real engine, planner and files, and a stand-in for the device."""
 
 import itertools
+import json
+import os
 import random
 import threading
 import time
@@ -9,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import ninfer_jax as nj
-from ninfer_jax.batch import run_batch
+from ninfer_jax.batch import run as runs
+from ninfer_jax.batch import run_batch, windows
 from tests.batch.lines import chat, comparable, completion, read, score, write
 from tests.batch.stand_in_job import stand_in_engine
 
@@ -235,6 +238,79 @@ def test_mistakes(engine, tmp_path):
         run_batch(source, tmp_path / "out", engine, max_context=64)
     with pytest.raises(FileNotFoundError):
         run_batch(tmp_path / "none", tmp_path / "out", engine)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(nj.InputError, match="is no file"):
+        run_batch(tmp_path / "pipe", tmp_path / "out", engine)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_of_another_system(engine, tmp_path):
+    lines = [json.dumps(x).encode() for x in rows(3)]
+    (tmp_path / "in").write_bytes(b"\xef\xbb\xbf" + b"\r\n".join([*lines, b"", b""]))
+    summary = run_batch(tmp_path / "in", tmp_path / "out", engine, progress=False)
+    assert (summary.rows, summary.answered, summary.errors) == (3, 3, 0)
+    summary = run(engine, tmp_path, rows(3))
+    assert (summary.done_before, summary.stale) == (3, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\r\n"])
+def test_an_input_without_lines(engine, tmp_path, content):
+    (tmp_path / "in").write_bytes(content)
+    summary = run_batch(tmp_path / "in", tmp_path / "out", engine, progress=False)
+    assert (summary.rows, summary.errors, summary.remaining) == (0, 0, 0)
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_an_input_that_is_still_written(engine, tmp_path):
+    """Its last line may be torn, in the middle of a character; the next run finds it whole."""
+    lines = [json.dumps(x, ensure_ascii=False).encode() + b"\n" for x in rows(2, user="é")]
+    (tmp_path / "in").write_bytes(lines[0] + lines[1].partition(b"\xa9")[0])
+    summary = run_batch(tmp_path / "in", tmp_path / "out", engine, progress=False)
+    assert (summary.answered, summary.errors) == (1, 1)
+    (tmp_path / "in").write_bytes(b"".join(lines))
+    summary = run_batch(tmp_path / "in", tmp_path / "out", engine, progress=False)
+    assert (summary.done_before, summary.answered, summary.errors, summary.stale) == (1, 1, 0, 1)
+
+
+def test_another_seed_is_another_request(engine, tmp_path):
+    run(engine, tmp_path, rows(3, seed=1))
+    summary = run(engine, tmp_path, [rows(3, seed=1)[0], *rows(3, seed=2)[1:]])
+    assert (summary.done_before, summary.answered, summary.stale) == (1, 2, 2)
+
+
+def test_an_input_cut_during_the_run(engine, tmp_path, monkeypatch):
+    """What is gone has no line, and the summary says so; what is back runs next time."""
+    look = runs.scan
+
+    def look_and_cut(path, journal):
+        todo = look(path, journal)
+        os.truncate(path, todo.todo[2] + 9)
+        return todo
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "scan", look_and_cut)
+        summary = run(engine, tmp_path, rows(4))
+    assert (summary.answered, summary.errors, summary.remaining) == (2, 0, 2)
+    assert not summary.interrupted
+    summary = run(engine, tmp_path, rows(4))
+    assert (summary.done_before, summary.answered, summary.remaining) == (2, 2, 0)
+
+
+def test_a_fault_of_ours_costs_one_row(engine, tmp_path, monkeypatch):
+    """What making a row's prompt was not expected to raise."""
+    prepare = windows.prepare
+
+    def faulty(line, frontend):
+        if line.custom_id == "row-1":
+            raise KeyError("a mistake")
+        return prepare(line, frontend)
+
+    monkeypatch.setattr(windows, "prepare", faulty)
+    summary = run(engine, tmp_path, rows(3))
+    assert (summary.answered, summary.errors) == (2, 1)
+    (line,) = [x for x in read(tmp_path / "out") if x["error"]]
+    assert (line["custom_id"], line["response"]["status_code"]) == ("row-1", 500)
+    assert line["error"]["message"] == "KeyError: 'a mistake'"
 
 
 def test_many_rows_in_small_windows(engine, tmp_path, monkeypatch):
