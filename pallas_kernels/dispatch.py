@@ -6,28 +6,33 @@ from typing import Literal
 
 Implementation = Literal["reference", "pallas"] | None
 
+NO_KERNEL_YET = "no GPU kernel has been written for this op yet; use None or 'reference'"
 
-def pick(
-    op: str, implementation: Implementation, *, pallas_unavailable: str
-) -> Literal["reference"]:
-    """Resolve `implementation` for an op whose only implementation so far is the reference.
+UNPROVEN = {"gated_delta_chunked", "paged_attention of a prefill", "sparse_layer of many tokens"}
+"""Kernels that None does not pick: they have not passed all their tests on a device yet. "pallas" runs them; to try
+them inside a model, empty this set before anything is traced."""
+
+
+def takes_kernel(op: str, implementation: Implementation, unavailable: str | None) -> bool:
+    """Whether an op runs its GPU kernel; the reference otherwise.
 
     Args:
-      op: name of the op, for the message.
+      op: name of the op, or of one of its kernels.
       implementation: None (best available), "reference" or "pallas".
-      pallas_unavailable: why "pallas" cannot run.
+      unavailable: why the kernel cannot run here on these arguments, or None.
 
     Raises:
       NotImplementedError: "pallas" was asked for and cannot run.
       ValueError: the name is unknown.
     """
-    if implementation in (None, "reference"):
-        return "reference"
-    if implementation == "pallas":
-        raise NotImplementedError(f"{op}: implementation='pallas' cannot run: {pallas_unavailable}")
-    raise ValueError(
-        f"{op}: implementation={implementation!r} is unknown; use None, 'reference' or 'pallas'"
-    )
-
-
-NO_KERNEL_YET = "no GPU kernel has been written for this op yet; use None or 'reference'"
+    if implementation is None:
+        return unavailable is None and op not in UNPROVEN
+    if implementation == "reference":
+        return False
+    if implementation != "pallas":
+        raise ValueError(
+            f"{op}: implementation={implementation!r} is unknown; use None, 'reference' or 'pallas'"
+        )
+    if unavailable is not None:
+        raise NotImplementedError(f"{op}: implementation='pallas' cannot run: {unavailable}")
+    return True

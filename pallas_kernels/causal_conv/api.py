@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.causal_conv import reference
-from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
+from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, takes_kernel
 
 
 def causal_conv(
@@ -28,5 +28,5 @@ def causal_conv(
     Returns:
       y like `x` (values past a row's length are meaningless), and the window after `lengths` tokens.
     """
-    pick("causal_conv", implementation, pallas_unavailable=NO_KERNEL_YET)
+    takes_kernel("causal_conv", implementation, NO_KERNEL_YET)
     return reference.causal_conv(x, weight, window, lengths)

@@ -6,7 +6,7 @@ import jax
 
 from pallas_kernels.decode_chain import reference
 from pallas_kernels.decode_chain.stages import Add, Product, Result, check, unavailable, unfit
-from pallas_kernels.dispatch import Implementation, pick
+from pallas_kernels.dispatch import Implementation, takes_kernel
 
 
 def chain(
@@ -41,12 +41,9 @@ def chain(
       NotImplementedError: "pallas" was asked for and cannot run here.
     """
     check(stages, first, residual, weights, layers)
-    if implementation in (None, "pallas"):
-        why_not = unavailable(residual.dtype, ()) or unfit(stages, first, residual, weights)
-        if why_not is None:
-            from pallas_kernels.decode_chain import kernel  # Mosaic, only where it is used
+    why_not = unavailable(residual.dtype, ()) or unfit(stages, first, residual, weights)
+    if takes_kernel("chain", implementation, why_not):
+        from pallas_kernels.decode_chain import kernel  # Mosaic, only where it is used
 
-            return kernel.chain(stages, first, residual, weights, layers)
-        pick("chain", implementation, pallas_unavailable=why_not)
-    pick("chain", implementation, pallas_unavailable="")
+        return kernel.chain(stages, first, residual, weights, layers)
     return reference.chain(stages, first, residual, weights, layers)

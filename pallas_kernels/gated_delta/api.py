@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
+from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, takes_kernel
 from pallas_kernels.gated_delta import (
     chunk_kernel,
     decode_kernel,
@@ -45,7 +45,7 @@ def gated_delta_step(
     Returns:
       float32 outputs, and the float32 state after the token. Rows are independent of each other bit for bit.
     """
-    pick("gated_delta_step", implementation, pallas_unavailable=NO_KERNEL_YET)
+    takes_kernel("gated_delta_step", implementation, NO_KERNEL_YET)
     return reference.step(q, k, v, g, beta, state)
 
 
@@ -80,7 +80,7 @@ def gated_delta_chunked(
       NotImplementedError: "pallas" was asked for and cannot run here.
     """
     reason = chunk_kernel.unavailable(q, state, nk=k.shape[2])
-    if _takes_kernel("gated_delta_chunked", implementation, reason):
+    if takes_kernel("gated_delta_chunked", implementation, reason):
         out, state, _ = chunk_kernel.chunked(q, k, v, g, beta, state, lengths, nk=k.shape[2])
     else:
         out, state, _ = reference.chunked(q, k, v, g, beta, state, lengths)
@@ -117,7 +117,7 @@ def gated_delta_chunked_fused(
     nv, dk, dv = state.shape[1:]
     nk = (channels - nv * dv) // (2 * dk)
     reason = chunk_kernel.unavailable(qkv, state, nk=nk)
-    if _takes_kernel("gated_delta_chunked_fused", implementation, reason):
+    if takes_kernel("gated_delta_chunked", implementation, reason):
         heads = qkv.reshape(B, T, 2 * nk + nv, dk)
         first = (0, nk, 2 * nk)
         return chunk_kernel.chunked(
@@ -182,13 +182,12 @@ def gated_delta_decode(
     Raises:
       NotImplementedError: "pallas" was asked for and cannot run here.
     """
-    run = _pick_fused(
+    kernel = takes_kernel(
         "gated_delta_decode",
         implementation,
         kernel_parts.unavailable(projected, conv, window, recurrent),
-        decode_kernel.gated_delta_decode,
-        reference.decode,
     )
+    run: Callable[..., Any] = decode_kernel.gated_delta_decode if kernel else reference.decode
     return run(
         projected,
         conv,
@@ -239,13 +238,8 @@ def gated_delta_verify(
     reason = kernel_parts.unavailable(projected, conv, window, recurrent)
     if projected.shape[1] > _MOST_TOKENS:
         reason = reason or f"it takes at most {_MOST_TOKENS} tokens a row, not {projected.shape[1]}"
-    run = _pick_fused(
-        "gated_delta_verify",
-        implementation,
-        reason,
-        verify_kernel.gated_delta_verify,
-        reference.verify,
-    )
+    kernel = takes_kernel("gated_delta_verify", implementation, reason)
+    run: Callable[..., Any] = verify_kernel.gated_delta_verify if kernel else reference.verify
     out, records = run(
         projected,
         conv,
@@ -276,28 +270,3 @@ def gated_delta_commit(
       The float32 state; what `accepted` decode steps give, up to rounding.
     """
     return reference.commit(state, records, accepted)
-
-
-def _pick_fused(
-    op: str,
-    implementation: Implementation,
-    reason: str | None,
-    kernel: Callable[..., Any],
-    plain: Callable[..., Any],
-) -> Callable[..., Any]:
-    """The kernel where it can run (`reason` says why it cannot), unless the reference is asked for."""
-    if implementation == "pallas" and reason is not None:
-        pick(op, implementation, pallas_unavailable=reason)  # raises
-    if implementation == "pallas" or (implementation is None and reason is None):
-        return kernel
-    pick(op, implementation, pallas_unavailable="")
-    return plain
-
-
-def _takes_kernel(op: str, implementation: Implementation, reason: str | None) -> bool:
-    if implementation is None:
-        return reason is None
-    if implementation == "pallas" and reason is None:
-        return True
-    pick(op, implementation, pallas_unavailable=str(reason))
-    return False

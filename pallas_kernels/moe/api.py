@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
+from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, takes_kernel
 from pallas_kernels.moe import kernel, reference
 
 
@@ -46,7 +47,7 @@ def routed_experts(
     Returns:
       Like `x`. Up to `reference.GATHER_TOKENS` tokens a row does not depend on the other rows bit for bit.
     """
-    pick("routed_experts", implementation, pallas_unavailable=NO_KERNEL_YET)
+    takes_kernel("routed_experts", implementation, NO_KERNEL_YET)
     return _routed(x, weights, experts, gate_up, down)
 
 
@@ -101,33 +102,25 @@ def sparse_layer(
       NotImplementedError: "pallas" was asked for and cannot run.
       ValueError: the name is unknown.
     """
-    if implementation not in (None, "reference", "pallas"):
-        raise ValueError(
-            f"sparse_layer: implementation={implementation!r} is unknown; "
-            "use None, 'reference' or 'pallas'"
-        )
     _, E, H, width = experts_down.shape
-    if implementation != "reference":
-        why_not = kernel.unavailable(
-            x.dtype, E=E, H=H, width=width, shared_width=shared_down.shape[2], top_k=top_k
+    why_not = kernel.unavailable(
+        x.dtype, E=E, H=H, width=width, shared_width=shared_down.shape[2], top_k=top_k
+    )
+    many = x.shape[0] > reference.GATHER_TOKENS
+    name = "sparse_layer of many tokens" if many else "sparse_layer"
+    if takes_kernel(name, implementation, why_not):
+        return kernel.sparse_layer(
+            x,
+            router,
+            shared_gate,
+            experts_gate_up,
+            experts_down,
+            shared_gate_up,
+            shared_down,
+            jnp.asarray(layer, jnp.int32),
+            top_k=top_k,
+            normalise=normalise,
         )
-        if why_not is None:
-            return kernel.sparse_layer(
-                x,
-                router,
-                shared_gate,
-                experts_gate_up,
-                experts_down,
-                shared_gate_up,
-                shared_down,
-                jax.numpy.asarray(layer, jax.numpy.int32),
-                top_k=top_k,
-                normalise=normalise,
-            )
-        if implementation == "pallas":
-            raise NotImplementedError(
-                f"sparse_layer: implementation='pallas' cannot run: {why_not}"
-            )
     weights, experts = route(reference.linear(x, router[layer]), top_k=top_k, normalise=normalise)
     routed = _routed(x, weights, experts, experts_gate_up[layer], experts_down[layer])
     shared = reference.gated_mlp(x, shared_gate_up[layer], shared_down[layer])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
+from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, takes_kernel
 from pallas_kernels.norms import reference
 
 
@@ -26,7 +26,7 @@ def rms_norm(
     Returns:
       An array like `x`.
     """
-    pick("rms_norm", implementation, pallas_unavailable=NO_KERNEL_YET)
+    takes_kernel("rms_norm", implementation, NO_KERNEL_YET)
     return reference.rms_norm(x, weight, eps)
 
 
@@ -47,5 +47,5 @@ def gated_rms_norm(
       eps: added to the mean square.
       implementation: see `pallas_kernels.dispatch`.
     """
-    pick("gated_rms_norm", implementation, pallas_unavailable=NO_KERNEL_YET)
+    takes_kernel("gated_rms_norm", implementation, NO_KERNEL_YET)
     return reference.gated_rms_norm(x, gate, weight, eps)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, pick
+from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, takes_kernel
 from pallas_kernels.paged_attention import decode_kernel, prefill_kernel, reference
 
 
@@ -39,7 +39,7 @@ def append_kv(
     Returns:
       The plane with the new columns; in place where the caller donates it.
     """
-    pick("append_kv", implementation, pallas_unavailable=NO_KERNEL_YET)
+    takes_kernel("append_kv", implementation, NO_KERNEL_YET)
     return reference.append_kv(pages, new, layer, block_tables, starts, lengths)
 
 
@@ -80,12 +80,10 @@ def paged_attention(
     )
     many = prefill_kernel.unavailable(q, k_pages)
     args = (q, k_pages, v_pages, layer, block_tables, starts, lengths)
-    if implementation in (None, "pallas"):
-        if few is None:
-            return decode_kernel.paged_attention(*args, scale=scale)
-        if many is None:
-            return prefill_kernel.paged_attention(*args, scale)
-    pick("paged_attention", implementation, pallas_unavailable=f"{few}; {many}")
+    if few is None and takes_kernel("paged_attention", implementation, few):
+        return decode_kernel.paged_attention(*args, scale=scale)
+    if takes_kernel("paged_attention of a prefill", implementation, many and f"{few}; {many}"):
+        return prefill_kernel.paged_attention(*args, scale)
     return reference.paged_attention(*args, scale)
 
 
@@ -143,7 +141,6 @@ def attention_decode(
     args = (
         qkv, q_norm, k_norm, cos, sin, k_pages, v_pages, layer, block_tables, starts, lengths,
     )  # fmt: skip
-    if why_not is None and implementation in (None, "pallas"):
+    if takes_kernel("attention_decode", implementation, why_not):
         return decode_kernel.attention_decode(*args, scale=scale, eps=eps)
-    pick("attention_decode", implementation, pallas_unavailable=why_not or "")
     return reference.attention_decode(*args, scale=scale, eps=eps)

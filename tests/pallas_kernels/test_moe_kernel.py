@@ -1,6 +1,6 @@
 """The sparse layer: its plain form against numpy, the layout of sorted pairs, and lowering for CUDA on any machine.
 
-Mosaic's interpreter runs `many`; `few` runs only on a GPU (tests/gpu/test_moe.py), for it chooses experts with warp
+Mosaic's interpreter runs `many`; `few` runs only on a GPU (tests/gpu/test_gpu_moe.py), for it chooses experts with warp
 instructions that the interpreter does not know.
 """
 
