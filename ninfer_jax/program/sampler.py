@@ -97,13 +97,37 @@ def log_probabilities(logits: Float[Array, "B V"], tokens: Int[Array, " B"]) -> 
     """Log-probability and rank of the tokens, and the `MAX_LOGPROBS` most probable ones, of the raw distribution."""
     logprobs = jax.nn.log_softmax(logits, axis=-1)
     chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)
-    top_logprobs, top_ids = jax.lax.top_k(logprobs, min(MAX_LOGPROBS, logits.shape[-1]))
+    top_logprobs, top_ids = largest(logprobs, min(MAX_LOGPROBS, logits.shape[-1]))
     return {
         "logprob": chosen[:, 0],
         "rank": 1 + jnp.sum(logprobs > chosen, axis=-1).astype(jnp.int32),
         "top_ids": top_ids,
         "top_logprobs": top_logprobs,
     }
+
+
+def largest(
+    x: Float[Array, "B V"], count: int
+) -> tuple[Float[Array, "B n"], Int[Array, "B n"]]:
+    """`lax.top_k` of rows without NaN, for a large V of which few are wanted, without sorting all of it.
+
+    The `count` largest values stand in the `count` runs whose maxima are largest, the lower id winning in both: each of
+    those runs holds a value that comes before everything in the others.
+    """
+    B, V = x.shape
+    run = 1 << (V.bit_length() + 1) // 2
+    runs = -(-V // run)
+    if runs <= 2 * count:
+        values, ids = jax.lax.top_k(x, count)
+        return values, ids
+    split = jnp.pad(x, ((0, 0), (0, runs * run - V)), constant_values=-jnp.inf)
+    split = split.reshape(B, runs, run)
+    _, chosen = jax.lax.top_k(jnp.max(split, axis=-1), count)
+    chosen = jnp.sort(chosen, axis=-1)  # ids of equal values rise with their place
+    kept = jnp.take_along_axis(split, chosen[:, :, None], axis=1)
+    values, place = jax.lax.top_k(kept.reshape(B, count * run), count)
+    ids = jnp.take_along_axis(chosen, place // run, axis=1) * run + place % run
+    return values, ids.astype(jnp.int32)
 
 
 def adjust(

@@ -186,3 +186,22 @@ def test_extreme_logits_and_bias_stay_finite():
         _, drawn = sample(state, logits, rows(1, **options), np.zeros(1, np.int32))
         assert int(drawn.tokens[0]) != 2
         assert bool(drawn.healthy[0])
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    vocab=st.sampled_from([1, 20, 63, 990, 4096, 5000, 248_320]),
+    levels=st.sampled_from([2, 30, 10**6]),
+    lost=st.sampled_from([0.0, 0.5, 1.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_largest_are_those_of_a_whole_sort(seed, vocab, levels, lost):
+    """With many equal values, and with -inf among them or everywhere."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, levels, (3, vocab)).astype(np.float32)
+    x[rng.random(x.shape) < lost] = -np.inf
+    count = min(20, vocab)
+    values, ids = sampler.largest(jnp.asarray(x), count)
+    order = np.argsort(-x, axis=-1, kind="stable")[:, :count]
+    assert np.array_equal(np.asarray(ids), order)
+    assert np.array_equal(np.asarray(values), np.take_along_axis(x, order, axis=-1))
