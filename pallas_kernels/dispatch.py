@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import jax
+
 Implementation = Literal["reference", "pallas"] | None
 
 NO_KERNEL_YET = "no GPU kernel has been written for this op yet; use None or 'reference'"
@@ -11,6 +13,17 @@ NO_KERNEL_YET = "no GPU kernel has been written for this op yet; use None or 're
 UNPROVEN = {"gated_delta_chunked", "paged_attention of a prefill", "sparse_layer of many tokens"}
 """Kernels that None does not pick: they have not passed all their tests on a device yet. "pallas" runs them; to try
 them inside a model, empty this set before anything is traced."""
+
+
+def not_hopper() -> str | None:
+    """Why kernels for Hopper cannot run on the default device, or None."""
+    if jax.default_backend() != "gpu":
+        return f"it needs a GPU; the default backend is {jax.default_backend()}"
+    device = jax.local_devices()[0]
+    capability = getattr(device, "compute_capability", None)
+    if capability != "9.0":
+        return f"it needs compute capability 9.0; {device.device_kind} has {capability}"
+    return None
 
 
 def takes_kernel(op: str, implementation: Implementation, unavailable: str | None) -> bool:

@@ -106,9 +106,7 @@ def log_probabilities(logits: Float[Array, "B V"], tokens: Int[Array, " B"]) -> 
     }
 
 
-def largest(
-    x: Float[Array, "B V"], count: int
-) -> tuple[Float[Array, "B n"], Int[Array, "B n"]]:
+def largest(x: Float[Array, "B V"], count: int) -> tuple[Float[Array, "B n"], Int[Array, "B n"]]:
     """`lax.top_k` of rows without NaN, for a large V of which few are wanted, without sorting all of it.
 
     The `count` largest values stand in the `count` runs whose maxima are largest, the lower id winning in both: each of

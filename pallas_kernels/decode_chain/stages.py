@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
+
+from pallas_kernels.dispatch import not_hopper
 
 ROWS = 8
 """Rows that a chain computes; the real ones come first, the others may hold anything."""
@@ -191,11 +192,8 @@ def unfit(
 
 def unavailable(dtype: Any, widths: Iterable[int]) -> str | None:
     """Why chains of products with these widths K (and H) cannot run here, or None."""
-    if jax.default_backend() != "gpu":
-        return f"the default backend is {jax.default_backend()}, not a GPU"
-    device = jax.local_devices()[0]
-    if getattr(device, "compute_capability", None) != "9.0":
-        return f"{device.device_kind} does not have compute capability 9.0"
+    if (missing := not_hopper()) is not None:
+        return missing
     if dtype != jnp.bfloat16:
         return f"dtype is {dtype}, not bfloat16"
     bad = sorted(width for width in widths if width % (2 * HALF))

@@ -32,6 +32,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.dispatch import not_hopper
+
 CHUNK = 64
 """Tokens of a chunk."""
 _D = 128
@@ -50,12 +52,7 @@ _BY_COLUMN = plgpu.Layout.WGMMA.reduce(0)
 
 def unavailable(q: Any, state: Any, *, nk: int) -> str | None:
     """Why the kernels cannot run on these arguments and the default device, or None."""
-    if (reason := unsupported(q, state, nk=nk)) is not None:
-        return reason
-    if jax.default_backend() != "gpu":
-        return "it needs a GPU"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    return None if capability == "9.0" else f"it needs compute capability 9.0, not {capability}"
+    return unsupported(q, state, nk=nk) or not_hopper()
 
 
 def unsupported(q: Any, state: Any, *, nk: int) -> str | None:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.dispatch import not_hopper
+
 D = 128
 """dk = dv of every published model."""
 TAPS = 4
@@ -23,12 +25,7 @@ _WHOLE: Any = ((),) if jax.__version_info__ < (0, 11) else ()
 
 def unavailable(projected: Any, conv: Any, window: Any, recurrent: Any) -> str | None:
     """Why the kernel cannot run on these arguments and the default device, or None."""
-    if (reason := unsupported(projected, conv, window, recurrent)) is not None:
-        return reason
-    if jax.default_backend() != "gpu":
-        return "it needs a GPU"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    return None if capability == "9.0" else f"it needs compute capability 9.0, not {capability}"
+    return unsupported(projected, conv, window, recurrent) or not_hopper()
 
 
 def unsupported(projected: Any, conv: Any, window: Any, recurrent: Any) -> str | None:

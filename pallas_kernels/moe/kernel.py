@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.dispatch import not_hopper
 from pallas_kernels.moe import few, many, reference
 
 
@@ -12,15 +13,13 @@ def unavailable(
     dtype: jnp.dtype, *, E: int, H: int, width: int, shared_width: int, top_k: int
 ) -> str | None:
     """Why the kernels cannot run here for these sizes, or None."""
-    if jax.default_backend() != "gpu":
-        return f"the default backend is {jax.default_backend()}, not a GPU"
-    device = jax.local_devices()[0]
-    if getattr(device, "compute_capability", None) != "9.0":
-        return f"{device.device_kind} does not have compute capability 9.0"
-    why = unfit(dtype, E=E, H=H, width=width, shared_width=shared_width, top_k=top_k)
-    if why is None and few.blocks(H, width) > device.core_count:
-        return f"{few.blocks(H, width)} blocks do not fit {device.core_count} multiprocessors"
-    return why
+    sizes = {"E": E, "H": H, "width": width, "shared_width": shared_width, "top_k": top_k}
+    if (why := not_hopper() or unfit(dtype, **sizes)) is not None:
+        return why
+    blocks, processors = few.blocks(H, width), jax.local_devices()[0].core_count
+    return (
+        f"{blocks} blocks do not fit {processors} multiprocessors" if blocks > processors else None
+    )
 
 
 def unfit(

@@ -26,6 +26,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.dispatch import not_hopper
+
 BLOCKS = 132
 """Thread blocks of the main kernel: one per multiprocessor of an H100 or H200."""
 PAGE = 64
@@ -71,14 +73,7 @@ def unsupported(
 
 def unavailable(**arguments: Any) -> str | None:
     """Why the kernel cannot run on these arguments (see `unsupported`) and the default device, or None."""
-    if (reason := unsupported(**arguments)) is not None:
-        return reason
-    if jax.default_backend() != "gpu":
-        return "the decode kernel needs a GPU"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    if capability != "9.0":
-        return f"the decode kernel needs compute capability 9.0, not {capability}"
-    return None
+    return unsupported(**arguments) or not_hopper()
 
 
 def chunk_pages(pages: Any, *, rows: int, kv_heads: int, table: int) -> Any:

@@ -22,6 +22,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.dispatch import not_hopper
+
 PAGE = 64
 HEAD_DIM = 256
 _ROWS = 64
@@ -34,12 +36,6 @@ _FEWEST = 32
 """Queries a row under which most of a tile would be padding."""
 _LOWEST_PEAK = -1e30
 """Start of the running maximum: finite, so that a page without any visible key leaves weights of zero, not NaN."""
-
-
-def on_hopper() -> bool:
-    """Whether the default device is a GPU of compute capability 9.0."""
-    device = jax.devices()[0]
-    return device.platform == "gpu" and getattr(device, "compute_capability", None) == "9.0"
 
 
 def unavailable(
@@ -55,9 +51,7 @@ def unavailable(
         return f"the prefill kernel is for at least {_FEWEST} queries a row, got {q.shape[1]}"
     if heads[0] // heads[1] % _HEADS:
         return f"the prefill kernel takes a KV head's query heads in pairs, got {heads}"
-    if not on_hopper():
-        return "the prefill kernel needs a GPU of compute capability 9.0"
-    return None
+    return not_hopper()
 
 
 def paged_attention(

@@ -8,10 +8,7 @@ from prefill_attention_cases import Case
 
 from pallas_kernels.paged_attention import prefill_kernel
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not prefill_kernel.on_hopper(), reason="the kernel is for Hopper"),
-]
+pytestmark = pytest.mark.gpu
 
 SCALE = 0.0625
 attend = jax.jit(lambda *a: prefill_kernel.paged_attention(*a, SCALE))

@@ -175,14 +175,14 @@ def test_products_of_fewer_blocks_lower_as_well():
 
 
 def test_unavailable_says_why(monkeypatch):
-    assert "not a GPU" in unavailable(jnp.bfloat16, {512})
+    assert "needs a GPU" in unavailable(jnp.bfloat16, {512})
 
     class Device:
         device_kind, compute_capability = "a card", "8.0"
 
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
-    assert unavailable(jnp.bfloat16, {512}) == "a card does not have compute capability 9.0"
+    assert unavailable(jnp.bfloat16, {512}) == "it needs compute capability 9.0; a card has 8.0"
     Device.compute_capability = "9.0"
     assert unavailable(jnp.dtype(jnp.float32), {512}) == "dtype is float32, not bfloat16"
     assert unavailable(jnp.bfloat16, {768, 512, 640}) == (
@@ -221,7 +221,7 @@ def test_mistakes_are_named():
     args = arguments(SMALL["one product"], jnp.bfloat16)
     first, residual, weights, index = args
     (product,) = SMALL["one product"].stages
-    with pytest.raises(NotImplementedError, match="not a GPU"):
+    with pytest.raises(NotImplementedError, match="needs a GPU"):
         chain((product,), *args, implementation="pallas")
     with pytest.raises(ValueError, match="2 stages but weights of 1"):
         chain((product, product), *args)

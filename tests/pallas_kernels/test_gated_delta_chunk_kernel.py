@@ -62,7 +62,7 @@ def test_what_the_kernel_does_not_take():
     assert "128" in chunk_kernel.unsupported(a["qkv"], small, nk=2)
     assert "key heads" in chunk_kernel.unsupported(a["qkv"], a["state"], nk=3)
     values = jax.tree.map(jnp.asarray, random_arguments(ChunkShape(B=1, T=64, nv=2, nk=1)))
-    with pytest.raises(NotImplementedError, match=r"gated_delta_chunked_fused.*needs a GPU"):
+    with pytest.raises(NotImplementedError, match=r"gated_delta_chunked.*needs a GPU"):
         gated_delta_chunked_fused(**values, implementation="pallas")
 
 
