@@ -27,13 +27,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm
 
 from pallas_kernels.decode_chain.stages import HALF, ROWS, TILE, Add, Product, Result, adds
-
-_WHOLE: Any = ((),) if jax.__version_info__ < (0, 11) else ()
-"""`plgpu.load` wants an index before jax 0.11 and none after."""
+from pallas_kernels.mosaic import fence_copy_engine, read
 
 
 def multiprocessors() -> int:
@@ -108,7 +104,7 @@ def chain(
             plgpu.semaphore_wait(sems.at[counter], count, decrement=False, memory_scope="gpu")
 
         def signal(counter: Any) -> None:
-            _fence()
+            fence_copy_engine()
             plgpu.semaphore_signal(sems.at[counter], 1, memory_scope="gpu")
 
         def source(i: int) -> tuple[Any, int | None, int]:
@@ -150,7 +146,7 @@ def chain(
             pl.loop(0, ahead)(weights_of)
             if counter is not None:
                 wait(counter, count)
-                _fence()
+                fence_copy_engine()
             pl.loop(0, ahead)(rows_of)
 
             @pl.loop(ahead, end - begin)
@@ -168,7 +164,7 @@ def chain(
             sums = outs[places[i - 1]["squares"]]
             total: Any = None
             for low in (0, TILE):
-                part = _read(sums.at[pl.ds(low, TILE)], wgmma)
+                part = read(sums.at[pl.ds(low, TILE)], wgmma)
                 index = plgpu.broadcasted_iota(jnp.int32, part.shape, 0, layout=wgmma)
                 part = jnp.sum(jnp.where(index + low < chunks, part, 0.0), axis=0)
                 total = part if total is None else total + part
@@ -183,8 +179,8 @@ def chain(
             """Add to 64 channels of the stream and prepare their norm."""
             at, rows = places[i], pl.ds(tile * TILE, TILE)
             norm = at["stack"] + isinstance(stages[i], Product)
-            x = _read(stream_before(i).at[rows], wgmma).astype(f32)
-            weight = _read(weight_refs[norm].at[layers_ref[norm], rows], wgmma.reduce(1))
+            x = read(stream_before(i).at[rows], wgmma).astype(f32)
+            weight = read(weight_refs[norm].at[layers_ref[norm], rows], wgmma.reduce(1))
             weight = jax.lax.broadcast_in_dim(weight.astype(f32), x.shape, (0,))
             x = (x + total().astype(bf16).astype(f32)).astype(bf16)
             outs[at["residual"]].at[rows][...] = x
@@ -239,7 +235,7 @@ def chain(
                     def take(other: Any, results: Any) -> Any:
                         wait(at["flags"] + block + other, 1)
                         return tuple(
-                            r + _read(shared.at[block + other, p], wgmma)
+                            r + read(shared.at[block + other, p], wgmma)
                             for p, r in enumerate(results)
                         )
 
@@ -272,7 +268,7 @@ def chain(
 
             def one(tile: Any) -> None:
                 rows = pl.ds(tile * TILE, TILE)
-                add(0, tile, lambda: sum(_read(part.at[rows], wgmma) for part in parts))
+                add(0, tile, lambda: sum(read(part.at[rows], wgmma) for part in parts))
 
             for begin in range(0, chunks, blocks):
                 pl.when(block < chunks - begin)(partial(one, block + begin))
@@ -317,20 +313,3 @@ def chain(
     found = {name: outs[place] for name, place in places[-1].items() if name in Result._fields}
     none = dict.fromkeys(Result._fields)
     return Result(**none | found | {"residual": streams[-1] if streams else None})
-
-
-def _read(ref: Any, layout: Any) -> Any:
-    """From global memory to registers; neighbouring threads' accesses are small, but so is all that is read so."""
-    return plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
-
-
-def _fence() -> None:
-    """Order ordinary accesses to memory with those of the copy engine."""
-
-    @plgpu.inline_mgpu()
-    def fence(_: Any) -> None:
-        llvm.inline_asm(
-            ir.Type.parse("!llvm.void"), [], "fence.proxy.async;", "", has_side_effects=True
-        )
-
-    fence()

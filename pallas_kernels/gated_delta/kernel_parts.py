@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import not_hopper
+from pallas_kernels.mosaic import read
 
 D = 128
 """dk = dv of every published model."""
@@ -19,8 +20,6 @@ COLUMNS = 64
 MOST_PARTS = 8
 """Blocks of the largest cluster that every Hopper device takes."""
 _L2_EPS = 1e-6
-_WHOLE: Any = ((),) if jax.__version_info__ < (0, 11) else ()
-"""`plgpu.load` wants an index before jax 0.11 and none after."""
 
 
 def unavailable(projected: Any, conv: Any, window: Any, recurrent: Any) -> str | None:
@@ -108,7 +107,7 @@ class Layouts:
     def load(self, ref: Any, layout: Any) -> jax.Array:
         if self.interpret:
             return ref[...]
-        return plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
+        return read(ref, layout)
 
     def spread(self, x: jax.Array) -> jax.Array:
         """A scalar as one float32 a column."""

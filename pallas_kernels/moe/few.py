@@ -26,10 +26,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, memref
+from jaxlib.mlir.dialects import arith, memref
 
 from pallas_kernels.moe import choice
 from pallas_kernels.moe.choice import ROWS, Value
+from pallas_kernels.mosaic import fence_copy_engine
 
 CHUNK = 128
 """Columns of a weight tile."""
@@ -64,18 +65,6 @@ def router_splits(E: int, H: int, width: int) -> int:
 
 def _transposed(ref: Any) -> Any:
     return ref.transpose((1, 0)) if hasattr(ref, "transpose") else plgpu.transpose_ref(ref, (1, 0))
-
-
-def _fence_async_proxy() -> None:
-    """Order ordinary accesses and those of the copy engine."""
-
-    @plgpu.inline_mgpu()
-    def fence(_: Any) -> None:
-        llvm.inline_asm(
-            ir.Type.parse("!llvm.void"), [], "fence.proxy.async;", "", has_side_effects=True
-        )
-
-    fence()
 
 
 def _scalar(x: Any) -> Value:
@@ -371,7 +360,7 @@ def _body(
         )
         plgpu.barrier_arrive(planned)
         plgpu.semaphore_wait(met, n_blocks, decrement=False, memory_scope="gpu")
-        _fence_async_proxy()
+        fence_copy_engine()
 
         def slot(s: jax.Array, _: None) -> None:
             entry = jax.lax.rem(s, n_chunks)
@@ -452,7 +441,7 @@ def _body(
             return count + 2 * n_chunks
 
         count = jax.lax.fori_loop(0, stacks, stack, entries_of_router)
-        _fence_async_proxy()
+        fence_copy_engine()
         plgpu.semaphore_signal(met, memory_scope="gpu")
 
         def sums(acc: Any) -> jax.Array:

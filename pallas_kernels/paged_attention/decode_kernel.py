@@ -15,7 +15,6 @@ result does not depend on its neighbours, nor on which block computes what.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import not_hopper
+from pallas_kernels.mosaic import read
 
 BLOCKS = 132
 """Thread blocks of the main kernel: one per multiprocessor of an H100 or H200."""
@@ -44,9 +44,6 @@ _TILE = plgpu.Layout.WGMMA
 _TURNED = plgpu.Layout.WGMMA_TRANSPOSED
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
 _ROW = plgpu.Layout.WGMMA.reduce(1)
-_INDEX = inspect.signature(plgpu.load).parameters["idx"]
-_NO_INDEX = (None,) if _INDEX.default is inspect.Parameter.empty else ()
-"""jax before 0.11 wants an index beside the reference, later versions warn of one."""
 
 
 def unsupported(
@@ -160,7 +157,7 @@ def _across(row: Any, columns: int) -> Any:
 
 def _load_row(ref: Any, index: tuple[Any, ...]) -> Any:
     """Channels of device memory, laid out like the tall side of a product."""
-    return plgpu.load(ref.at[index], *_NO_INDEX, layout=_ROW, optimized=False)
+    return read(ref.at[index], _ROW)
 
 
 def _iota(shape: tuple[int, int], axis: int) -> Any:

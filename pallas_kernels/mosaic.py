@@ -1,0 +1,30 @@
+"""What kernels in Pallas Mosaic GPU share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm
+
+_WHOLE: Any = ((),) if jax.__version_info__ < (0, 11) else ()
+"""`plgpu.load` wants an index before jax 0.11 and none after."""
+
+
+def read(ref: Any, layout: Any) -> Any:
+    """From memory to registers in a layout, one small access a thread where the layout asks for it."""
+    return plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
+
+
+def fence_copy_engine() -> None:
+    """Order this thread's ordinary accesses to memory with those of the copy engine, before and after."""
+
+    @plgpu.inline_mgpu()
+    def fence(_: Any) -> None:
+        llvm.inline_asm(
+            ir.Type.parse("!llvm.void"), [], "fence.proxy.async;", "", has_side_effects=True
+        )
+
+    fence()
