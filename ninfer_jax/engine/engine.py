@@ -107,6 +107,7 @@ class Engine(Scores):
             vocab_size=checkpoint.config.vocab_size,
             chat_template=chat_template,
         )
+        startup.keep_executables()
         model = model_from_checkpoint(checkpoint, limits.dtype)
         program = limits if scores else startup.start(model, config)
         return cls(model, frontend, program, checkpoint.name)

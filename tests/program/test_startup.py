@@ -240,3 +240,23 @@ def test_context_over_the_models_limit(model, long):
     assert (short.prefill_chunk, short.chunk_buckets) == (128, (64, 96, 128))
     least = resolve(EngineConfig(prefill_chunk=64), long, CPU)
     assert least.chunk_buckets == (64,)
+
+
+def test_executables_are_kept_on_accelerators_only(monkeypatch, tmp_path):
+    name = "jax_compilation_cache_dir"
+    least = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name), getattr(jax.config, least)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        jax.config.update(name, None)
+        startup.keep_executables()
+        assert getattr(jax.config, name) is None
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        startup.keep_executables()
+        assert getattr(jax.config, name) == str(tmp_path / "ninfer-jax" / "executables")
+        jax.config.update(name, "somewhere")
+        startup.keep_executables()
+        assert getattr(jax.config, name) == "somewhere"
+    finally:
+        jax.config.update(name, before[0])
+        jax.config.update(least, before[1])
