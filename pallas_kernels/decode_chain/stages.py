@@ -190,14 +190,27 @@ def unfit(
     return None
 
 
-def unavailable(dtype: Any, widths: Iterable[int]) -> str | None:
-    """Why chains of products with these widths K (and H) cannot run here, or None."""
+def unavailable(
+    dtype: Any, widths: Iterable[int], *, hidden: int = TILE, outputs: Iterable[int] = ()
+) -> str | None:
+    """Why chains with these sizes cannot run here, or None.
+
+    Args:
+      dtype: of activations and weights.
+      widths: K of the products.
+      hidden: channels of the residual stream.
+      outputs: of the products.
+    """
     if (missing := not_hopper()) is not None:
         return missing
     if dtype != jnp.bfloat16:
         return f"dtype is {dtype}, not bfloat16"
-    bad = sorted(width for width in widths if width % (2 * HALF))
-    return f"widths {bad} are not multiples of {2 * HALF}" if bad else None
+    if bad := sorted(width for width in widths if width % (2 * HALF)):
+        return f"widths {bad} are not multiples of {2 * HALF}"
+    if hidden % TILE or hidden > MOST_HIDDEN:
+        return f"the residual stream of {hidden} is not a multiple of {TILE} up to {MOST_HIDDEN}"
+    odd = sorted(n for n in outputs if n < TILE or n % 8)
+    return f"outputs {odd} are not multiples of 8 from {TILE} on" if odd else None
 
 
 def _least(a: Any, b: Any) -> Any:

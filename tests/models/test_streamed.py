@@ -1,5 +1,6 @@
 """The streamed decode step against the plain one: which stack goes where, norms, residual stream, state updates."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -179,3 +180,25 @@ def test_the_whole_step_lowers_for_the_gpu(name, monkeypatch):
     assert in_place.count(2) == 2, "a mixer does not update its two arrays in place"
     # Equal layers share one function: what comes after a layer differs by its mixer and by the next one's.
     assert len(calls) == {"0.8B": 1 + 1 + 3 + 2, "35B-A3B": 3 + 1 + 2 * 2 + 2}[name]
+
+
+def test_which_models_take_this_path(monkeypatch):
+    """Every public geometry on a Hopper GPU; no other device, dtype, vocabulary or number of rows."""
+
+    def described(config, dtype=jnp.bfloat16):
+        layout = parameter_layout(config, dtype)
+        return map_leaves(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), layout)
+
+    class Hopper:
+        device_kind, compute_capability = "a card", "9.0"
+
+    small = GEOMETRIES["0.8B"]
+    assert not streamed.fits(small, described(small), 8)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [Hopper()])
+    for config in GEOMETRIES.values():
+        assert streamed.fits(config, described(config), 8)
+    assert not streamed.fits(small, described(small), 9)
+    assert not streamed.fits(small, described(small, jnp.float32), 8)
+    odd = replace(small, vocab_size=248_321)
+    assert not streamed.fits(odd, described(odd), 8)

@@ -188,7 +188,10 @@ def test_unavailable_says_why(monkeypatch):
     assert unavailable(jnp.bfloat16, {768, 512, 640}) == (
         "widths [640, 768] are not multiples of 512"
     )
-    assert unavailable(jnp.bfloat16, {512, 2560}) is None
+    assert unavailable(jnp.bfloat16, {512, 2560}, hidden=512, outputs={64, 96}) is None
+    assert "stream of 8704" in (unavailable(jnp.bfloat16, {512}, hidden=8704) or "")
+    why = unavailable(jnp.bfloat16, {512}, outputs={64, 100, 32})
+    assert why == "outputs [32, 100] are not multiples of 8 from 64 on"
 
 
 @pytest.mark.parametrize(

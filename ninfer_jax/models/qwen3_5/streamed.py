@@ -32,15 +32,18 @@ from pallas_kernels.paged_attention import attention_decode
 
 def fits(config: Qwen3_5Config, params: TextParameters, rows: int) -> bool:
     """Whether this path computes such a decode step here: device, dtype and sizes."""
-    if rows > ROWS or (params.dense_mlp is None and params.sparse_mlp is None):
+    linear, full, dense = params.linear_attention, params.full_attention, params.dense_mlp
+    if rows > ROWS or linear is None or full is None or (dense or params.sparse_mlp) is None:
         return False
-    widths = {config.hidden_size, config.num_attention_heads * config.head_dim}
-    if config.linear_num_value_heads:
-        widths.add(config.linear_value_size)
-    if params.dense_mlp is not None:
-        widths.add(config.intermediate_size)
+    H, V = config.hidden_size, config.vocab_size
+    widths = {H, linear.out_proj.shape[2], full.o_proj.shape[2]}
+    outputs = {H, V, linear.in_proj.shape[1], full.qkv_proj.shape[1]}
+    if dense is not None:
+        widths.add(dense.down_proj.shape[2])
+        outputs.add(dense.down_proj.shape[2])
     heads = (config.head_dim, config.linear_key_head_dim, config.linear_value_head_dim)
-    return heads == (256, 128, 128) and unavailable(params.embed.dtype, widths) is None
+    why_not = unavailable(params.embed.dtype, widths, hidden=H, outputs=outputs)
+    return heads == (256, 128, 128) and why_not is None
 
 
 def decode(
