@@ -41,7 +41,7 @@ import numpy as np
 
 import ninfer_jax as nj
 from artifacts import open_checkpoint
-from ninfer_jax.config import PAGE_TOKENS, EngineConfig
+from ninfer_jax.config import PAGE_TOKENS, EngineConfig, Limits
 from ninfer_jax.engine.engine import Engine
 from ninfer_jax.frontend import Frontend
 from ninfer_jax.models.model import Model
@@ -52,7 +52,6 @@ from pallas_kernels import dispatch
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill
 from scripts.provenance import measured_with
 
-ROOT = Path(__file__).resolve().parent.parent
 CONTEXT = 2048
 PARTS = ("start", "decode", "prefill", "generate", "hit", "sampling", "score", "ladder")
 PREFILLS = {"start", "prefill", "generate", "hit", "ladder"}
@@ -220,9 +219,9 @@ def prefill_seconds(program: Program, tokens: int) -> float:
     return seconds(run)
 
 
-def engine_on(model: Model, program: Program) -> Engine:
+def engine_on(model: Model, program: Program | Limits) -> Engine:
     """With the small tokenizer of the demo, whose text means nothing to this model."""
-    resources = open_checkpoint(ROOT / "artifacts" / "demo").frontend
+    resources = open_checkpoint(nj.shipped_model("demo")).frontend
     frontend = Frontend.from_resources(resources, vocab_size=model.config.vocab_size)
     return Engine(model, frontend, program, "random")
 
@@ -326,9 +325,7 @@ def measure(name: str, parts: tuple[str, ...], limits: Ceilings, results: Result
 def score(model: Model, limits: Ceilings, results: Results) -> None:
     config = startup.scoring_config(EngineConfig(max_context=CONTEXT, purpose="scoring"))
     limits_of = startup.resolve(config, model.config, startup.measure())
-    resources = open_checkpoint(ROOT / "artifacts" / "demo").frontend
-    frontend = Frontend.from_resources(resources, vocab_size=model.config.vocab_size)
-    with Engine(model, frontend, limits_of, "random") as engine:
+    with engine_on(model, limits_of) as engine:
         windows = 16
         text = random_tokens(windows * CONTEXT).reshape(windows, CONTEXT).tolist()
         pairs = [row[:1] for row in text], [row[1:] for row in text]

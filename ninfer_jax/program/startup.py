@@ -212,7 +212,6 @@ def start(model: Model, config: EngineConfig) -> Program:
       InputError, CapacityError: see `resolve`; or the device refused the final allocation.
     """
     weights = _bytes(model.params)
-    keep_executables()
     program = _allocate(model, config, measure(weights=weights), weights)
     left = measure(weights=weights).free_bytes
     if left is not None and left < 0:  # CAP-20

@@ -7,10 +7,6 @@ the L2 cache holds. Cutting the next input out of the last result is a small ker
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,29 +15,11 @@ import jax.numpy as jnp
 from pallas_kernels.decode_chain.api import chain
 from pallas_kernels.decode_chain.shapes import SHAPES, Shape, random_inputs, random_weights
 from pallas_kernels.decode_chain.stages import Add, Result
+from pallas_kernels.measuring import copy_bandwidth, report_bytes, seconds_in_turn
 
 _WALK_BYTES = 200_000_000
 """Weights that one pass over the layers reads at least: over 3 times the L2 cache of an H200."""
 _CALLS = 16
-
-
-def seconds(run: Callable[[Any], Any], carry: Any, repeats: int = 5) -> float:
-    """Median time of a call that takes its own result."""
-    carry = jax.block_until_ready(run(run(carry)))
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(8):
-            carry = run(carry)
-        jax.block_until_ready(carry)
-        times.append((time.perf_counter() - start) / 8)
-    return statistics.median(times)
-
-
-def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of adding one to 1 GB."""
-    x = jnp.ones((256, 1024, 1024), jnp.float32)
-    return 2 * x.nbytes / seconds(jax.jit(lambda x: x + 1, donate_argnums=0), x)
 
 
 def following(shape: Shape, out: Result) -> tuple[jax.Array, jax.Array]:
@@ -72,7 +50,8 @@ def measure(shape: Shape, implementation: Any) -> float:
             carry = one(carry, weights, shape.indices(i % layers))
         return carry
 
-    return seconds(lambda carry: run(carry, weights), random_inputs(shape)) / calls
+    again = lambda carry: run(carry, weights)  # noqa: E731
+    return seconds_in_turn(again, random_inputs(shape), calls=8) / calls
 
 
 def main() -> None:
@@ -86,17 +65,7 @@ def main() -> None:
         for implementation in options.implementations:
             shape = SHAPES[name]
             taken = measure(shape, implementation)
-            record = {
-                "op": "decode_chain",
-                "shape": name,
-                "implementation": implementation,
-                "device": jax.devices()[0].device_kind,
-                "jax": jax.__version__,
-                "us": round(taken * 1e6, 2),
-                "GB/s": round(shape.bytes_moved / taken / 1e9, 1),
-                "share_of_copy": round(shape.bytes_moved / taken / rate, 3),
-            }
-            print(json.dumps(record), flush=True)
+            report_bytes("decode_chain", name, implementation, taken, shape.bytes_moved, rate)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -48,16 +47,6 @@ def routed_experts(
       Like `x`. Up to `reference.GATHER_TOKENS` tokens a row does not depend on the other rows bit for bit.
     """
     takes_kernel("routed_experts", implementation, NO_KERNEL_YET)
-    return _routed(x, weights, experts, gate_up, down)
-
-
-def _routed(
-    x: Float[Array, "n H"],
-    weights: Float[Array, "n k"],
-    experts: Int[Array, "n k"],
-    gate_up: Float[Array, "E two_i H"],
-    down: Float[Array, "E H i"],
-) -> Float[Array, "n H"]:
     if x.shape[0] <= reference.GATHER_TOKENS:
         form = reference.gathered
     elif gate_up.shape[0] <= reference.DENSE_RATIO * experts.shape[1]:
@@ -122,6 +111,6 @@ def sparse_layer(
             normalise=normalise,
         )
     weights, experts = route(reference.linear(x, router[layer]), top_k=top_k, normalise=normalise)
-    routed = _routed(x, weights, experts, experts_gate_up[layer], experts_down[layer])
-    shared = reference.gated_mlp(x, shared_gate_up[layer], shared_down[layer])
-    return routed + jax.nn.sigmoid(reference.linear(x, shared_gate[layer])) * shared
+    routed = routed_experts(x, weights, experts, experts_gate_up[layer], experts_down[layer])
+    shared = (shared_gate[layer], shared_gate_up[layer], shared_down[layer])
+    return routed + reference.shared_expert(x, *shared)

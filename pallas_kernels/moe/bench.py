@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,21 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.measuring import report, seconds
 from pallas_kernels.moe import reference, sparse_layer
 from pallas_kernels.moe.shapes import SHAPES, Shape
 
 _LAYERS = 3  # rotated, so that no expert is still in the L2 cache
-
-
-def seconds(f: Callable[..., Any], *args: Any, repeat: int = 5) -> float:
-    """Median wall time of a jitted call, without the first."""
-    jax.block_until_ready(f(*args))
-    times = []
-    for _ in range(repeat):
-        begin = time.perf_counter()
-        jax.block_until_ready(f(*args))
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
 
 
 def weights(shape: Shape) -> tuple[jax.Array, ...]:
@@ -97,20 +84,15 @@ def main() -> None:
     a, b = jnp.ones((8192, 5120), jnp.bfloat16), jnp.ones((5120, 17408), jnp.bfloat16)
     product = 2 * 8192 * 5120 * 17408 / seconds(jax.jit(jnp.matmul), a, b) / 1e12
     del big, a, b
-    device = jax.devices()[0].device_kind
     for n in options.tokens:
         x = jax.random.normal(jax.random.key(n), (n, shape.H), jnp.bfloat16)
         for implementation in options.implementations:
             few = n <= reference.GATHER_TOKENS
             steps = (60 if few else 6) if implementation == "pallas" else 6
             taken = seconds(chain(shape, implementation, steps), x, *stack) / steps
-            line = {
-                "op": "sparse_layer",
-                "shape": options.shape,
+            line: dict[str, Any] = {
                 "tokens": n,
                 "implementation": implementation,
-                "device": device,
-                "jax": jax.__version__,
                 "us": round(taken * 1e6, 1),
             }
             if few:
@@ -129,7 +111,7 @@ def main() -> None:
                     "share": round(work / taken / 1e12 / product, 3),
                     "matmul TFLOP/s": round(product),
                 }
-            print(json.dumps(line), flush=True)
+            report("sparse_layer", options.shape, **line)
 
 
 if __name__ == "__main__":

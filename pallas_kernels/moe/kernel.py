@@ -77,5 +77,5 @@ def sparse_layer(
         return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)
     weights, experts = reference.route(reference.linear(x, router[layer]), top_k, normalise)
     routed = many.experts_of_many(x, weights, experts, experts_gate_up, experts_down, layer)
-    shared = reference.gated_mlp(x, shared_gate_up[layer], shared_down[layer])
-    return routed + jax.nn.sigmoid(reference.linear(x, shared_gate[layer])) * shared
+    shared = (shared_gate[layer], shared_gate_up[layer], shared_down[layer])
+    return routed + reference.shared_expert(x, *shared)

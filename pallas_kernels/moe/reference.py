@@ -132,9 +132,12 @@ def linear(x: Float[Array, "n i"], weight: Float[Array, "o i"]) -> Float[Array, 
     )
 
 
-def gated_mlp(
-    x: Float[Array, "n H"], gate_up: Float[Array, "two_i H"], down: Float[Array, "H i"]
+def shared_expert(
+    x: Float[Array, "n H"],
+    gate: Float[Array, "1 H"],
+    gate_up: Float[Array, "two_is H"],
+    down: Float[Array, "H is"],
 ) -> Float[Array, "n H"]:
-    """`down(silu(gate x) * up x)`."""
-    gate, up = jnp.split(linear(x, gate_up), 2, axis=-1)
-    return linear(jax.nn.silu(gate) * up, down)
+    """`sigmoid(gate x) * down(silu(gate_proj x) * up x)`: what every token adds."""
+    inner, up = jnp.split(linear(x, gate_up), 2, axis=-1)
+    return jax.nn.sigmoid(linear(x, gate)) * linear(jax.nn.silu(inner) * up, down)

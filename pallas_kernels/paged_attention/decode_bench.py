@@ -7,40 +7,19 @@ other, run in one executable and walk over more pages than the L2 cache holds.
 from __future__ import annotations
 
 import functools
-import json
 import sys
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from pallas_kernels.measuring import copy_bandwidth, report_bytes, seconds_in_turn
 from pallas_kernels.paged_attention.api import attention_decode, paged_attention
 from pallas_kernels.paged_attention.decode_shapes import SHAPES, DecodeShape, random_arguments
 
 _WALK_BYTES = 150_000_000
 """Keys and values that one pass over the layers reads at least: 2.5 times the L2 cache of an H200."""
 _SCALE = 1 / 16
-
-
-def _seconds(run: Any, carry: Any, calls: int, repeats: int = 5) -> float:
-    """Median time of a call; `run` does `calls` of them and takes its own result."""
-    carry = jax.block_until_ready(run(run(carry)))
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(4):
-            carry = run(carry)
-        jax.block_until_ready(carry)
-        times.append((time.perf_counter() - start) / (4 * calls))
-    return float(np.median(times))
-
-
-def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of adding one to 1 GB."""
-    x = jnp.ones((256, 1024, 1024), jnp.float32)
-    return 2 * x.nbytes / _seconds(jax.jit(lambda x: x + 1, donate_argnums=0), x, 1)
 
 
 def measure(shape: DecodeShape, implementation: Any, *, fused: bool) -> float:
@@ -84,28 +63,18 @@ def measure(shape: DecodeShape, implementation: Any, *, fused: bool) -> float:
 
         return jax.lax.scan(layer, carry, jnp.arange(layers))[0]
 
-    return _seconds(lambda carry: run(carry, values), (x, *pools), layers)
+    again = lambda carry: run(carry, values)  # noqa: E731
+    return seconds_in_turn(again, (x, *pools), calls=4) / layers
 
 
 def main(names: list[str]) -> None:
-    device = jax.devices()[0]
     rate = copy_bandwidth()
     for name in names or list(SHAPES):
         for implementation in ("reference", "pallas"):
             shape = SHAPES[name]
-            fused = shape.T == 1
-            seconds = measure(shape, implementation, fused=fused)
-            record = {
-                "op": "attention_decode" if fused else "paged_attention",
-                "shape": name,
-                "implementation": implementation,
-                "device": device.device_kind,
-                "jax": jax.__version__,
-                "us": round(seconds * 1e6, 2),
-                "GB/s": round(shape.bytes_moved / seconds / 1e9, 1),
-                "share_of_copy": round(shape.bytes_moved / seconds / rate, 3),
-            }
-            print(json.dumps(record), flush=True)
+            op = "attention_decode" if shape.T == 1 else "paged_attention"
+            taken = measure(shape, implementation, fused=shape.T == 1)
+            report_bytes(op, name, implementation, taken, shape.bytes_moved, rate)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,6 @@ def _chunks_kernel(
     scale: float,
     eps: float | None,
     stages: int,
-    pdl: bool,
     interpret: Any,
 ) -> tuple[Float[Array, "BKQ C R D"], Float[Array, "BKQ C R"]]:
     """Normalised output and base-2 log of the weights' sum of each chunk. Unused chunks stay unwritten.
@@ -309,8 +308,6 @@ def _chunks_kernel(
         @pl.when(thread == 0)
         def _compute() -> None:
             plgpu.set_max_registers(232, action="increase")
-            if pdl:
-                plgpu.griddepcontrol_wait()
 
             def one_item(j: Any, tick: Any) -> Any:
                 b, head, part, chunk, page, n, used, last = work.item(block + j * BLOCKS)
@@ -396,8 +393,6 @@ def _chunks_kernel(
                 return tick
 
             jax.lax.fori_loop(0, mine, one_item, jnp.int32(0))
-            if pdl:
-                plgpu.griddepcontrol_launch_dependents()
 
     angles = 2 * (ROTARY // (ROTARY // 2))
     scratch = [
@@ -445,7 +440,6 @@ def _merge_kernel(
     kv_heads: int,
     group: int,
     table: int,
-    pdl: bool,
     interpret: Any,
 ) -> Float[Array, "B_T_N D"]:
     """Weighted sum of each row's chunks in their order; zeros for a row without any. With `qkv`, gated by it."""
@@ -457,8 +451,6 @@ def _merge_kernel(
 
     def body(*refs: Any) -> None:
         part_ref, lse_ref, starts_ref, lengths_ref, *gate_ref, out_ref = refs
-        if pdl:
-            plgpu.griddepcontrol_wait()
         row = jax.lax.axis_index("row")
         b, rest = row // (T * N), jax.lax.rem(row, T * N)
         t, head = rest // N, jax.lax.rem(rest, N)
@@ -527,14 +519,11 @@ def paged_attention(
     *,
     scale: float,
     stages: int = 6,
-    pdl: bool = False,
     interpret: Any = None,
 ) -> Float[Array, "B T N D"]:
     """See `api.paged_attention`.
 
-    `stages` pages of keys or values are in flight or in use at a time (32 KiB each). `pdl` waits for the kernel before
-    this one (programmatic dependent launch) only where its results are first needed, which are the queries; layer,
-    block tables, starts, lengths and all tokens but the new ones must be older than that.
+    `stages` pages of keys or values are in flight or in use at a time (32 KiB each).
     """
     B, T, N, D = q.shape
     L, K = block_tables.shape[1], k_pages.shape[2]
@@ -549,11 +538,11 @@ def paged_attention(
     partials, lse = _chunks_kernel(
         (grouped, k_pages, v_pages, layer.reshape(1), block_tables, starts, lengths),
         kv_heads=K, queries=R, blocks=Q, tokens=t, group=G, table=L, rows=B, dtype=q.dtype,
-        scale=scale, eps=None, stages=stages, pdl=pdl, interpret=interpret,
+        scale=scale, eps=None, stages=stages, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
         partials, lse, starts, lengths, None,
-        tokens=T, block_tokens=t, kv_heads=K, group=G, table=L, pdl=pdl, interpret=interpret,
+        tokens=T, block_tokens=t, kv_heads=K, group=G, table=L, interpret=interpret,
     ).reshape(B, T, N, D)  # fmt: skip
 
 
@@ -573,10 +562,9 @@ def attention_decode(
     scale: float,
     eps: float,
     stages: int = 6,
-    pdl: bool = False,
     interpret: Any = None,
 ) -> Float[Array, "R N_D"]:
-    """See `api.attention_decode`, and `paged_attention` above for `stages` and `pdl`."""
+    """See `api.attention_decode`, and `paged_attention` above for `stages`."""
     B, (rows, M) = starts.shape[0], qkv.shape
     L, K, D = block_tables.shape[1], k_pages.shape[2], k_pages.shape[4]
     N = (M // D - 2 * K) // 2
@@ -589,9 +577,9 @@ def attention_decode(
             layer.reshape(1), block_tables, starts, lengths,
         ),
         kv_heads=K, queries=R, blocks=1, tokens=1, group=G, table=L, rows=B, dtype=qkv.dtype,
-        scale=scale, eps=eps, stages=stages, pdl=pdl, interpret=interpret,
+        scale=scale, eps=eps, stages=stages, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
         partials, lse, starts, lengths, heads,
-        tokens=1, block_tokens=1, kv_heads=K, group=G, table=L, pdl=pdl, interpret=interpret,
+        tokens=1, block_tokens=1, kv_heads=K, group=G, table=L, interpret=interpret,
     ).reshape(rows, N * D)  # fmt: skip

@@ -7,7 +7,6 @@ The rate counts the causal products exactly: 4 N D operations for each pair of a
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pallas_kernels.measuring import report
 from pallas_kernels.paged_attention import prefill_kernel
 from pallas_kernels.paged_attention.prefill_shapes import SHAPES, PrefillShape
 
@@ -79,17 +79,14 @@ def main(names: list[str]) -> None:
     for name in names or SHAPES:
         taken = measure(SHAPES[name])
         achieved = operations(SHAPES[name]) / taken / 1e12
-        line = {
-            "op": "paged_attention prefill",
-            "shape": name,
-            "device": jax.devices()[0].device_kind,
-            "jax": jax.__version__,
-            "us": round(taken * 1e6, 1),
-            "tflops": round(achieved, 1),
-            "share_of_matmul": round(achieved / rate, 3),
-            "matmul_tflops": round(rate, 1),
-        }
-        print(json.dumps(line), flush=True)
+        report(
+            "paged_attention prefill",
+            name,
+            us=round(taken * 1e6, 1),
+            tflops=round(achieved, 1),
+            share_of_matmul=round(achieved / rate, 3),
+            matmul_tflops=round(rate, 1),
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""What the benches of the ops share: times, a ceiling, and the line they print."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def seconds(run: Callable[..., Any], *args: Any, repeats: int = 5) -> float:
+    """Median time of a call, without the first."""
+    jax.block_until_ready(run(*args))
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        jax.block_until_ready(run(*args))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def seconds_in_turn(
+    run: Callable[[Any], Any], carry: Any, *, calls: int, repeats: int = 5
+) -> float:
+    """Median time of a call that takes the last one's result, `calls` of them under way at once."""
+    carry = jax.block_until_ready(run(run(carry)))
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            carry = run(carry)
+        jax.block_until_ready(carry)
+        times.append((time.perf_counter() - begin) / calls)
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of adding one to 1 GB."""
+    x = jnp.ones((256, 1024, 1024), jnp.float32)
+    run = jax.jit(lambda x: x + 1, donate_argnums=0)
+    return 2 * x.nbytes / seconds_in_turn(run, x, calls=8)
+
+
+def report(op: str, shape: str, **figures: Any) -> None:
+    """Print one JSON line."""
+    device = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+    print(json.dumps({"op": op, "shape": shape} | device | figures), flush=True)
+
+
+def report_bytes(
+    op: str, shape: str, implementation: str, taken: float, moved: int, copy: float
+) -> None:
+    """Print the line of an op that the memory limits: `moved` bytes in `taken` seconds, beside a copy's bytes/s."""
+    report(
+        op,
+        shape,
+        implementation=implementation,
+        us=round(taken * 1e6, 2),
+        **{"GB/s": round(moved / taken / 1e9, 1), "share_of_copy": round(moved / taken / copy, 3)},
+    )
