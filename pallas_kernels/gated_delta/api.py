@@ -240,7 +240,7 @@ def gated_delta_verify(
         reason = reason or f"it takes at most {_MOST_TOKENS} tokens a row, not {projected.shape[1]}"
     kernel = takes_kernel("gated_delta_verify", implementation, reason)
     run: Callable[..., Any] = verify_kernel.gated_delta_verify if kernel else reference.verify
-    out, records = run(
+    return run(
         projected,
         conv,
         dt_bias,
@@ -253,7 +253,6 @@ def gated_delta_verify(
         continues,
         eps=eps,
     )
-    return out, Records(*records)
 
 
 def gated_delta_commit(

@@ -24,6 +24,7 @@ from pallas_kernels.gated_delta.kernel_parts import (
     short_conv,
     unit,
 )
+from pallas_kernels.gated_delta.reference import Records
 
 
 def gated_delta_verify(
@@ -40,8 +41,8 @@ def gated_delta_verify(
     *,
     eps: float,
     interpret: Any = False,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """See `api.gated_delta_verify`; the records come as k, delta, decay."""
+) -> tuple[jax.Array, Records]:
+    """See `api.gated_delta_verify`."""
     B, T = projected.shape[:2]
     nv = dt_bias.shape[1]
     nk = (conv.shape[1] - nv * D) // (2 * D)
@@ -166,7 +167,7 @@ def gated_delta_verify(
         interpret=interpret,
         name="gated_delta_verify",
     )
-    return run(
+    out, *records = run(
         layer.reshape(1),
         read_slots,
         continues.astype(jnp.int32),
@@ -178,3 +179,4 @@ def gated_delta_verify(
         window,
         recurrent,
     )
+    return out, Records(*records)

