@@ -203,6 +203,16 @@ def test_gradient_of_forward_matches_finite_differences():
         assert float(jnp.linalg.norm(g)) > 0, paths[i]
 
 
+def test_unrolled_runs_of_layers_are_the_same(model, monkeypatch):
+    ids = np.random.default_rng(0).integers(0, 900, (1, 20))
+    looped = jax.jit(nj.forward)(model, ids)
+    monkeypatch.setattr(trunk, "_unroll_runs", lambda: True)
+    run = jax.jit(lambda model, ids: nj.forward(model, ids))
+    # One over the layers, and one over the chunks of each of the three delta rules.
+    assert run.lower(model, ids).as_text().count("stablehlo.while") == 4
+    assert np.abs(np.asarray(looped - run(model, ids))).max() < 1e-4
+
+
 def test_mixed_layer_patterns_run(goldens):
     """No period shorter than the depth, and dense and sparse MLPs side by side: prefill + decode equal forward."""
     config = Qwen3_5Config(

@@ -199,7 +199,9 @@ def _layers(
 ) -> tuple[Array, Carry, Array]:
     """Run all layers: a loop over the repeats of the pattern, inside it one over each run of equal layers.
 
-    A body indexes the stacked parameters by its layer, so there is one copy of the code a kind, whatever the depth.
+    A body indexes the stacked parameters by its layer, so there is one copy of the code a kind, whatever the depth. On
+    a GPU the inner loops are unrolled: XLA gives a matrix product its layer of a stack without a copy only where the
+    index is linear in the counter of one loop.
     `implementation` is of the experts.
     Also returns the output of every layer [N, B, T, H]; where nobody reads them, the compiler drops them.
     """
@@ -221,31 +223,39 @@ def _layers(
         assert params.sparse_mlp is not None
         return x + layers.sparse_mlp(config, params.sparse_mlp, at.mlp, y, implementation), carry
 
-    def one_group(loop: tuple[Array, Carry], group: Array) -> tuple[tuple[Array, Carry], Array]:
+    def one_group(
+        loop: tuple[Array, Array, Carry], _: None
+    ) -> tuple[tuple[Array, Array, Carry], Array]:
+        group, x, carry = loop
         before: list[LayerKind] = []
         outputs = []
         for kind, length in pattern:
             first = _place(kind, before, group, pattern)
 
             def body(
-                loop: tuple[Array, Carry], i: Array, kind: LayerKind = kind, first: _Place = first
+                inner: tuple[Array, Carry], i: Array, kind: LayerKind = kind, first: _Place = first
             ) -> tuple[tuple[Array, Carry], Array]:
-                loop = one_layer(kind, first.shifted(i), *loop)
-                return loop, loop[0]
+                inner = one_layer(kind, first.shifted(i), *inner)
+                return inner, inner[0]
 
-            steps = jnp.arange(length, dtype=jnp.int32)
-            if length > 1:
-                loop, xs = jax.lax.scan(body, loop, steps)
+            if length == 1 or _unroll_runs():
+                for i in range(length):
+                    (x, carry), after = body((x, carry), jnp.int32(i))
+                    outputs.append(after[None])
             else:
-                loop, x = body(loop, steps[0])
-                xs = x[None]
+                steps = jnp.arange(length, dtype=jnp.int32)
+                (x, carry), after = jax.lax.scan(body, (x, carry), steps)
+                outputs.append(after)
             before += [kind] * length
-            outputs.append(xs)
-        return loop, jnp.concatenate(outputs)
+        return (group + 1, x, carry), jnp.concatenate(outputs)
 
-    groups = jnp.arange(repeats, dtype=jnp.int32)
-    (x, carry), outputs = jax.lax.scan(one_group, (x, carry), groups)
+    start = (jnp.int32(0), x, carry)
+    (_, x, carry), outputs = jax.lax.scan(one_group, start, None, length=repeats)
     return x, carry, outputs.reshape(-1, *x.shape)
+
+
+def _unroll_runs() -> bool:
+    return jax.default_backend() == "gpu"
 
 
 class _Place(NamedTuple):
