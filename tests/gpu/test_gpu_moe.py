@@ -95,7 +95,9 @@ def test_in_a_loop_over_layers_as_one_by_one():
             y = sparse_layer(
                 x, *stack, layer, top_k=shape.top_k, normalise=True, implementation="pallas"
             )
-            y = jax.lax.optimization_barrier(y)  # or the next x comes from what was y before its rounding
+            y = jax.lax.optimization_barrier(
+                y
+            )  # or the next x comes from what was y before its rounding
             return y / jnp.max(jnp.abs(y)), y
 
         return jax.lax.scan(step, x, layers)[1]
