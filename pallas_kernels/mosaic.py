@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -67,27 +66,3 @@ def prefetch_rows(ref: Any, row: jax.Array, count: int) -> None:
                 )
 
     run(ref, row)
-
-
-_MOST_AHEAD = 24 << 20
-"""Bytes of the L2 cache, 50 MiB on Hopper, that weights of the next kernel may take."""
-
-
-def as_rows(stack: jax.Array) -> jax.Array:
-    """[L, M, K] as [L * M, K]."""
-    return stack.reshape(-1, stack.shape[-1])
-
-
-def prefetch_share(
-    rows: Any, layer: jax.Array, per_layer: int, part: jax.Array, parts: int
-) -> None:
-    """Part of bringing a layer's weights into the L2 cache, up to `_MOST_AHEAD`, for the kernel that comes next.
-
-    Args:
-      rows: [L * M, K] in device memory, the weights of all layers; `per_layer`: M.
-      part, parts: which warpgroup of how many calls.
-    """
-    fit = min(per_layer, _MOST_AHEAD // (rows.shape[1] * rows.dtype.itemsize))
-    share = -(-fit // parts)
-    first = jnp.minimum(part * share, per_layer - share)
-    prefetch_rows(rows, layer * per_layer + first, share)

@@ -240,18 +240,29 @@ def chain(
                 def _give() -> None:
                     for p in range(pieces):
                         shared.at[block, p][...] = totals[p]
-                    signal(at["flags"] + block)
+                    signal(at["flags"] + owner)
 
                 def sum_of_all() -> Any:
-                    def take(other: Any, results: Any) -> Any:
-                        wait(at["flags"] + block + other, 1)
-                        return tuple(
-                            r + read(shared.at[block + other, p], wgmma)
-                            for p, r in enumerate(results)
-                        )
-
                     count = cut.sharers(tile)
-                    results = jax.lax.fori_loop(1, count + 1, take, totals)
+
+                    def take(_: Any, results: Any) -> Any:
+                        wait(at["flags"] + block, count)
+                        # All reads are under way together; what lies past the last sharer may be anything.
+                        others = [
+                            [
+                                read(shared.at[jnp.minimum(block + n, blocks - 1), p], wgmma)
+                                for p in range(pieces)
+                            ]
+                            for n in range(1, cut.most_sharers + 1)
+                        ]
+                        for n, parts in enumerate(others, 1):
+                            results = tuple(
+                                r + jnp.where(jnp.broadcast_to(count, part.shape) >= n, part, 0.0)
+                                for r, part in zip(results, parts, strict=True)
+                            )
+                        return results
+
+                    results = jax.lax.fori_loop(0, jnp.minimum(count, 1), take, totals)
                     return results if scale is None else tuple(r * scale for r in results)
 
                 @pl.when(block == owner)

@@ -1,10 +1,10 @@
 """What a chain is made of, and the arithmetic of how its kernel shares the work.
 
 A product has tiles of 64 outputs, and a tile `steps` steps along K. All steps, tile after tile, are cut into runs, one
-a thread block, of which the longest has one step more than the shortest. The block that computes a tile's first step
-owns it: it sums what the others computed of the tile and writes the result. Since runs are contiguous, those others are
-the next blocks, and the tile is the first thing in each of their runs, so that they give their part before they wait
-for anybody: nobody waits in a circle.
+a thread block, of which the longest has one unit of steps more than the shortest. The block that computes a tile's
+first step owns it: it sums what the others computed of the tile and writes the result. Since runs are contiguous, those
+others are the next blocks, and the tile is the first thing in each of their runs, so that they give their part before
+they wait for anybody: nobody waits in a circle.
 
 Methods that take a tile or a block take Python integers and traced ones.
 """
@@ -71,6 +71,18 @@ class Product:
     def tiles(self) -> int:
         return -(-self.outputs // TILE)
 
+    def unit(self, blocks: int) -> int:
+        """Steps that stay together.
+
+        Where runs are no longer than a tile, a sum costs the owner a wait for each part. So tiles are cut into as few
+        parts as leave the longest run as it is.
+        """
+        total = self.tiles * self.steps
+        most = -(-total // blocks)
+        units = [u for u in range(1, most + 1) if self.steps % u == 0]
+        longest = {u: u * -(-total // (u * blocks)) for u in units}
+        return max(u for u in units if longest[u] == most) if most <= self.steps else 1
+
     def tiles_of(self, begin: Any, end: Any) -> tuple[Any, Any]:
         """First tile of the steps from `begin` to before `end`, and the one past their last."""
         return begin // self.steps, (end + self.steps - 1) // self.steps
@@ -113,6 +125,10 @@ class Cut:
     def sharers(self, tile: Any) -> Any:
         """How many blocks after the owner compute steps of a tile."""
         return self._block((tile + 1) * self.product.steps - 1) - self.owner(tile)
+
+    @property
+    def most_sharers(self) -> int:
+        return max(self.sharers(tile) for tile in range(self.product.tiles))
 
     @property
     def ordered(self) -> bool:
@@ -159,23 +175,25 @@ class Result(NamedTuple):
 def cuts(stages: Sequence[Product | Add], blocks: int) -> dict[int, Cut]:
     """How the blocks share each product, by its place among the stages.
 
-    Where blocks do not divide the steps, neighbours get one more each: those that have least of the stages before, as
-    near as can be behind those that got one last.
+    Where blocks do not divide the units of steps, neighbours get one more each: those that have least of the stages
+    before, as near as can be behind those that got one last.
     """
     found, totals, high = {}, [0] * blocks, 0
     for i, product in enumerate(stages):
         if not isinstance(product, Product):
             continue
-        least, extra = divmod(product.tiles * product.steps, blocks)
+        unit = product.unit(blocks)
+        least, extra = divmod(product.tiles * product.steps // unit, blocks)
         # The last block's neighbour is the first one, but not where the others have nothing.
         starts = [low % blocks for low in range(high, high + blocks)]
         starts = [low for low in starts if least or low + extra <= blocks]
         low = min(starts, key=lambda low: sum((totals * 2)[low : low + extra]))
         high = (low + extra) % blocks
+        fewer, more = least * unit, (least + 1) * unit
         if low + extra > blocks:
-            cut = Cut(product, high, low, least, least + 1)
+            cut = Cut(product, high, low, fewer, more)
         else:
-            cut = Cut(product, low, low + extra, least + 1, least)
+            cut = Cut(product, low, low + extra, more, fewer)
         totals = [sofar + cut.steps_of(b) for b, sofar in enumerate(totals)]
         found[i] = cut
     return found

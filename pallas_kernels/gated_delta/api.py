@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -153,7 +152,6 @@ def gated_delta_decode(
     continues: Bool[Array, " B"] | Int[Array, " B"],
     *,
     eps: float,
-    read_next: Float[Array, "G H val"] | None = None,
     implementation: Implementation = None,
 ) -> Float[Array, "R val"]:
     """Everything between the input and output projections of a Gated DeltaNet layer, for one token of each row.
@@ -175,8 +173,6 @@ def gated_delta_decode(
         another row writes. A slot that is only read stays as it is.
       continues: False (or 0) for a row at its first token, which starts from zeros. int32 spares a conversion.
       eps: of the gated norm.
-      read_next: weights of the output projection of all layers. The kernel brings this layer's into the L2 cache while
-        memory would wait for it; no result depends on it.
       implementation: see `pallas_kernels.dispatch`.
 
     Returns:
@@ -191,9 +187,7 @@ def gated_delta_decode(
         implementation,
         kernel_parts.unavailable(projected, conv, window, recurrent),
     )
-    run: Callable[..., Any] = reference.decode
-    if kernel:
-        run = partial(decode_kernel.gated_delta_decode, read_next=read_next)
+    run: Callable[..., Any] = decode_kernel.gated_delta_decode if kernel else reference.decode
     return run(
         projected,
         conv,

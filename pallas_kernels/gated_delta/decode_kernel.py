@@ -30,7 +30,6 @@ from pallas_kernels.gated_delta.kernel_parts import (
     short_conv,
     unit,
 )
-from pallas_kernels.mosaic import as_rows, prefetch_share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +65,6 @@ def gated_delta_decode(
     continues: jax.Array,
     *,
     eps: float,
-    read_next: jax.Array | None = None,
     tuning: Tuning | None = None,
     interpret: Any = False,
 ) -> jax.Array:
@@ -94,7 +92,6 @@ def gated_delta_decode(
         dt_bias_ref: Any,
         a_log_ref: Any,
         norm_ref: Any,
-        next_ref: Any,
         window_ref: Any,
         state_ref: Any,
         out_ref: Any,
@@ -113,12 +110,6 @@ def gated_delta_decode(
         column = (piece * groups + wg) * N
         layer, read, write = layer_ref[0], read_ref[row], write_ref[row]
         continues = continues_ref[row]
-
-        def fetch_next() -> None:
-            if next_ref is not None:
-                blocks = B * nk * parts * groups
-                index = ((row * nk + key) * parts + part) * groups + wg
-                prefetch_share(next_ref, layer, read_next.shape[1], index, blocks)
 
         def sync_block() -> None:
             if groups > 1:
@@ -160,7 +151,6 @@ def gated_delta_decode(
                 ]
                 raw.append(load(projected_ref.at[row, channels], layouts.channel))
                 blocks.append((block, first, wg + i * groups <= 2, filters, raw))
-            fetch_next()
 
             convolved = []
             for block, first, valid, filters, raw in blocks:
@@ -223,8 +213,6 @@ def gated_delta_decode(
 
         @pl.when(write == 0)
         def _null() -> None:
-            fetch_next()
-
             @pl.when((wg == 0) & (piece == 0))
             def _zero() -> None:
                 zero = layouts.cast(jnp.zeros((D,), jnp.bfloat16), layouts.everywhere())
@@ -254,8 +242,6 @@ def gated_delta_decode(
 
     def scoped(*refs: Any) -> None:
         used = [s for s in scratch if s is not None]
-        if read_next is None:
-            refs = (*refs[:9], None, *refs[9:])
 
         def with_scratch(*scratch_refs: Any) -> None:
             given = iter(scratch_refs)
@@ -282,7 +268,6 @@ def gated_delta_decode(
         dt_bias,
         a_log,
         norm,
-        *([] if read_next is None else [as_rows(read_next)]),
         window,
         recurrent,
     )

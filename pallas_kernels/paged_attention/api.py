@@ -102,7 +102,6 @@ def attention_decode(
     *,
     scale: float,
     eps: float,
-    read_next: Float[Array, "A H N_D"] | None = None,
     implementation: Implementation = None,
 ) -> Float[Array, "R N_D"]:
     """All of gated full attention between its two projections, for one new token a row (model_math section 3.1).
@@ -122,8 +121,6 @@ def attention_decode(
       lengths: 1, or 0 for a row that does not run: it yields zeros and changes no page but the null page.
       scale: factor of the scores.
       eps: of the norms.
-      read_next: weights of the output projection of all layers. The kernel brings this layer's into the L2 cache while
-        memory would wait for it; no result depends on it.
       implementation: see `pallas_kernels.dispatch`.
 
     Returns:
@@ -145,5 +142,5 @@ def attention_decode(
         qkv, q_norm, k_norm, cos, sin, k_pages, v_pages, layer, block_tables, starts, lengths,
     )  # fmt: skip
     if takes_kernel("attention_decode", implementation, why_not):
-        return decode_kernel.attention_decode(*args, scale=scale, eps=eps, read_next=read_next)
+        return decode_kernel.attention_decode(*args, scale=scale, eps=eps)
     return reference.attention_decode(*args, scale=scale, eps=eps)

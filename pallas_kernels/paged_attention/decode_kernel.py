@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import not_hopper
-from pallas_kernels.mosaic import as_rows, prefetch_share, read
+from pallas_kernels.mosaic import read
 
 BLOCKS = 132
 """Thread blocks of the main kernel: one per multiprocessor of an H100 or H200."""
@@ -177,7 +177,6 @@ def _chunks_kernel(
     dtype: Any,
     scale: float,
     eps: float | None,
-    read_next: Float[Array, "A H N_D"] | None,
     stages: int,
     interpret: Any,
 ) -> tuple[Float[Array, "BKQ C R D"], Float[Array, "BKQ C R"]]:
@@ -195,9 +194,6 @@ def _chunks_kernel(
     parts = range(0, D, ROTARY)
 
     def body(*refs: Any) -> None:
-        next_ref = None
-        if read_next is not None:
-            next_ref, *refs = refs
         if fused:
             (
                 qkv_ref, q_norm_ref, k_norm_ref, cos_ref, sin_ref, k_ref, v_ref,
@@ -238,8 +234,6 @@ def _chunks_kernel(
                 return jax.lax.fori_loop(0, n, one_page, tick)
 
             ticks = jax.lax.fori_loop(0, mine, one_item, jnp.int32(0))
-            if read_next is not None:
-                prefetch_share(next_ref, layer, read_next.shape[1], block, BLOCKS)
             # Every arrival is waited for, so that the barriers end in a known phase.
             for slot in range(stages):
 
@@ -431,7 +425,7 @@ def _chunks_kernel(
         ),
         interpret=interpret,
         name="paged_attention_decode",
-    )(*([] if read_next is None else [as_rows(read_next)]), *operands)
+    )(*operands)
 
 
 def _merge_kernel(
@@ -544,7 +538,7 @@ def paged_attention(
     partials, lse = _chunks_kernel(
         (grouped, k_pages, v_pages, layer.reshape(1), block_tables, starts, lengths),
         kv_heads=K, queries=R, blocks=Q, tokens=t, group=G, table=L, rows=B, dtype=q.dtype,
-        scale=scale, eps=None, read_next=None, stages=stages, interpret=interpret,
+        scale=scale, eps=None, stages=stages, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
         partials, lse, starts, lengths, None,
@@ -567,7 +561,6 @@ def attention_decode(
     *,
     scale: float,
     eps: float,
-    read_next: Float[Array, "A H N_D"] | None = None,
     stages: int = 6,
     interpret: Any = None,
 ) -> Float[Array, "R N_D"]:
@@ -584,7 +577,7 @@ def attention_decode(
             layer.reshape(1), block_tables, starts, lengths,
         ),
         kv_heads=K, queries=R, blocks=1, tokens=1, group=G, table=L, rows=B, dtype=qkv.dtype,
-        scale=scale, eps=eps, read_next=read_next, stages=stages, interpret=interpret,
+        scale=scale, eps=eps, stages=stages, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
         partials, lse, starts, lengths, heads,

@@ -169,9 +169,7 @@ def main(name):
         if isinstance(stage, Product):
             cut, shared = cut_of[i], [0] * blocks
             for tile in range(stage.tiles):
-                owner = cut.owner(tile)
-                for other in range(owner + 1, owner + cut.sharers(tile) + 1):
-                    shared[other] = 1
+                shared[cut.owner(tile)] += cut.sharers(tile)
             assert [counts[at + block] for block in range(blocks)] == shared
             at += blocks
             if cut.ordered:

@@ -178,7 +178,6 @@ def _linear(
         slots,
         (positions > 0).astype(jnp.int32),
         eps=config.rms_norm_eps,
-        read_next=p.out_proj,
     )
     return mixed, replace(images, window=window[...], recurrent=recurrent[...])
 
@@ -203,7 +202,6 @@ def _full(
         running,
         scale=config.head_dim**-0.5,
         eps=config.rms_norm_eps,
-        read_next=p.o_proj,
     )
     return mixed, replace(kv, k=k[...], v=v[...])
 
