@@ -4,8 +4,8 @@
 
 Ceilings are measured in the same run: copy bandwidth, and the rate of a large matrix product. Parts, for each model:
 
-- ``start``: seconds to an engine that can answer, cold and again (with the executables in the compile cache, where one
-  is set up by JAX_COMPILATION_CACHE_DIR).
+- ``start``: seconds to an engine that can answer, cold and again, with the executables that the first start kept on
+  disk: in a folder of this run's own, so that cold is cold, or else where JAX_COMPILATION_CACHE_DIR says.
 - ``decode``: step time of the decode unit and greedy sampling, next step launched before the last is read, and the
   share of the time that its bytes (weights, states, keys and values) take at the copy bandwidth.
 - ``prefill``: a prompt through the largest units, and the share of the matrix rate that its products reach.
@@ -28,6 +28,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -369,6 +370,9 @@ def main() -> int:
         return 2
     if args.unproven:
         dispatch.UNPROVEN.clear()
+    if jax.config.jax_compilation_cache_dir is None:
+        kept = tempfile.TemporaryDirectory()  # until the process ends
+        jax.config.update("jax_compilation_cache_dir", kept.name)
     results = Results(args.out)
     results.document["unproven_kernels"] = args.unproven
     if args.huggingface:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ninfer_jax.config import EngineConfig
 from ninfer_jax.models.qwen3_5.state import new_device_state
+from ninfer_jax.program import executables
 from ninfer_jax.program.startup import Machine, resolve
 from ninfer_jax.program.transfers import Transfers
 from planner import Copy
@@ -77,7 +78,9 @@ class Machinery:
         self.state = jax.tree.map(noise, state)
         self.transfers = Transfers(self.layout, self.state, jax.devices()[0])
         self.transfers.arena[:] = rng.integers(0, 256, host_bytes, np.uint8)
-        units = {k: u.compile() for k, u in self.transfers.units(self.state).items()}
+        units = executables.compiled(
+            self.transfers.units(self.state), jax.devices()[0], {}, None, None
+        )
         self.state = self.transfers.install(units, self.state)
         self.truth = Truth(self.state, self.transfers.arena)
         self.size = {"page": self.layout.pools[0].page_bytes, "image": self.layout.image_bytes}

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.stages import Compiled, Lowered
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.config import Limits
 from ninfer_jax.errors import EngineFailure
 from ninfer_jax.models.model import Model
 from ninfer_jax.models.qwen3_5.state import new_device_state
-from ninfer_jax.program import sampler, units
+from ninfer_jax.program import executables, sampler, units
+from ninfer_jax.program.executables import Unit
 from ninfer_jax.program.plans import (
     DecodePlan,
     PrefillPlan,
@@ -47,11 +47,16 @@ class Program:
 
     Host arrays are given to units by value: what a launched unit may still read is never changed (KV-33).
 
+    Args:
+      model: its parameters stay where they are.
+      limits: see `startup.resolve`.
+      kept: folder of executables to load, and to keep new ones in (see `executables`); None: all are compiled.
+
     Raises:
       CapacityError: no room for the Host arena.
     """
 
-    def __init__(self, model: Model, limits: Limits) -> None:
+    def __init__(self, model: Model, limits: Limits, kept: Path | None = None) -> None:
         self.limits = limits
         config = model.config
         (self._device,) = model.params.embed.devices()
@@ -68,7 +73,7 @@ class Program:
         self._vocab = config.vocab_size
         self._closed = False
         self._transfers = Transfers(limits.layout, self._state, self._device)
-        self._compile(config)
+        self._compile(config, kept)
         self._run_each_unit_once()
         after = _bytes_in_use(self._device)
         self._memory = self._summary(before, after)
@@ -216,19 +221,29 @@ class Program:
     def _bucket(self, tokens: int) -> int:
         return next(b for b in self.limits.chunk_buckets if b >= tokens)
 
-    def _compile(self, config: Qwen3_5Config) -> None:
+    def _compile(self, config: Qwen3_5Config, kept: Path | None) -> None:
         rows, blocks, vocab = self.limits.max_concurrency, self.limits.blocks, self._vocab
         i32, f32 = partial(_array, jnp.int32), partial(_array, jnp.float32)
         params, state = self._params, self._state
         logits = f32(rows, vocab)
-        lowered: dict[str, Lowered] = {}
+        wanted: dict[str, Unit] = {}
 
-        def lower(
+        def want(
             name: str, unit: Callable[..., Any], *args: Any, donate: int | None = None
         ) -> None:
             donated = () if donate is None else donate
-            lowered[name] = jax.jit(unit, donate_argnums=donated).lower(*args)
+            wanted[name] = Unit(jax.jit(unit, donate_argnums=donated), args)
 
+        # The unit that takes longest comes first: it compiles while others are lowered.
+        step = DecodePlan(
+            forced=i32(rows),
+            positions=i32(rows),
+            block_tables=i32(rows, blocks),
+            read_slots=i32(rows),
+            write_slots=i32(rows),
+        )
+        decode = partial(units.decode, config)
+        want("decode", decode, params, state, self._sampled, step, donate=1)
         for T in self.limits.chunk_buckets:
             chunk = PrefillPlan(
                 tokens=i32(T),
@@ -238,20 +253,11 @@ class Program:
                 read_slot=i32(),
                 write_slot=i32(),
             )
-            lower(f"prefill/{T}", partial(units.prefill, config), params, state, chunk, donate=1)
+            want(f"prefill/{T}", partial(units.prefill, config), params, state, chunk, donate=1)
             hidden = _array(params.embed.dtype, T, config.hidden_size)
-            lower(f"prompt_logprobs/{T}", units.prompt_logprobs, params, hidden, i32(T))
-        step = DecodePlan(
-            forced=i32(rows),
-            positions=i32(rows),
-            block_tables=i32(rows, blocks),
-            read_slots=i32(rows),
-            write_slots=i32(rows),
-        )
-        decode = partial(units.decode, config)
-        lower("decode", decode, params, state, self._sampled, step, donate=1)
+            want(f"prompt_logprobs/{T}", units.prompt_logprobs, params, hidden, i32(T))
         counted = _array(jnp.bool_, rows)
-        lower("sample_greedy", units.sample_greedy, logits, i32(rows), counted)
+        want("sample_greedy", units.sample_greedy, logits, i32(rows), counted)
         sampling = SamplingRows(
             temperature=f32(rows),
             top_k=i32(rows),
@@ -263,15 +269,13 @@ class Program:
             seed=_array(jnp.uint32, rows, 2),
         )
         drawn = (logits, i32(rows), counted, sampling, i32(rows))
-        lower("sample", units.sample, self._sampler, *drawn, donate=0)
+        want("sample", units.sample, self._sampler, *drawn, donate=0)
         marks = (i32(), i32(vocab), _array(jnp.bool_, vocab), f32(vocab))
-        lower("install_row", sampler.install_row, self._sampler, *marks, donate=0)
-        lowered |= self._transfers.units(state)
+        want("install_row", sampler.install_row, self._sampler, *marks, donate=0)
+        wanted |= self._transfers.units(state)
         options = COMPILER_OPTIONS.get(self._device.platform, {})
-        # Compilation releases the interpreter lock; the largest units come first.
-        with ThreadPoolExecutor() as pool:
-            compiled = pool.map(lambda unit: unit.compile(options), lowered.values())
-            self._units: dict[str, Compiled] = dict(zip(lowered, compiled, strict=True))
+        depends_on = (config, self.limits.layout, self.limits.dtype)
+        self._units = executables.compiled(wanted, self._device, options, depends_on, kept)
 
     def _run_each_unit_once(self) -> None:
         """Verify the inputs of every executable on null rows, before the first request (CAP-21)."""

@@ -223,24 +223,32 @@ def start(model: Model, config: EngineConfig) -> Program:
     return program
 
 
-def keep_executables() -> None:
-    """Keep compiled executables on disk, so that a later start loads them; on accelerators, where compiling takes long.
+def keep_executables() -> Path | None:
+    """Keep executables on disk, so that a later start loads them; on accelerators, where they take long to make.
 
-    Does nothing where JAX has a directory for them already (JAX_COMPILATION_CACHE_DIR).
+    JAX keeps what it compiles where JAX_COMPILATION_CACHE_DIR says, and in ~/.cache/ninfer-jax/executables else.
+
+    Returns:
+      The folder in there for a program's units, which are found without lowering them; None: they are not kept, on CPU
+      or where JAX's cache is turned off or remote.
     """
-    chosen = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if jax.default_backend() == "cpu" or chosen is not None:
-        return
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    jax.config.update("jax_compilation_cache_dir", str(cache / "ninfer-jax" / "executables"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if jax.default_backend() == "cpu":
+        return None
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(cache / "ninfer-jax" / "executables"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    folder: str = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    used = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    return Path(folder) / "units" if used and "://" not in folder else None
 
 
 def _allocate(model: Model, config: EngineConfig, machine: Machine, weights: int) -> Program:
+    kept = keep_executables()
     limits = resolve(config, model.config, machine)
     least, _ = page_limits(limits.max_context, limits.max_concurrency)
     try:
-        return Program(model, limits)
+        return Program(model, limits, kept)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -252,7 +260,7 @@ def _allocate(model: Model, config: EngineConfig, machine: Machine, weights: int
     fewer = replace(config, kv_capacity=max(pages * PAGE_TOKENS, limits.max_context))
     smaller = resolve(fewer, model.config, unknown)
     try:
-        return Program(model, smaller)
+        return Program(model, smaller, kept)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -22,6 +22,7 @@ from ninfer_jax.errors import CapacityError, EngineFailure
 from ninfer_jax.models.qwen3_5.state import DeviceState
 from ninfer_jax.program import copies
 from ninfer_jax.program.copies import Kind
+from ninfer_jax.program.executables import Unit
 from planner import Copy, Layout
 from planner.world import RunTransfer
 
@@ -121,24 +122,24 @@ class Transfers:
         self._units: Mapping[str, Callable[..., Any]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, "arena")
 
-    def units(self, state: DeviceState) -> dict[str, jax.stages.Lowered]:
-        """The closed set of executables, lowered: what `install` wants compiled."""
-        lowered = {}
+    def units(self, state: DeviceState) -> dict[str, Unit]:
+        """The closed set of executables: what `install` wants compiled."""
+        out = {}
         for name, kind in self.kinds.items():
             arrays = getattr(state, kind.field)
             for n in kind.buckets:
                 places = jax.ShapeDtypeStruct((n,), np.int32)
                 payloads = (self._payloads[name],) * n
-                lowered[f"gather_{name}/{n}"] = jax.jit(kind.gather).lower(arrays, places)
+                out[f"gather_{name}/{n}"] = Unit(jax.jit(kind.gather), (arrays, places))
                 if self._staging is not None:
                     leave = jax.jit(kind.gather, out_shardings=self._staging)
-                    lowered[f"leave_{name}/{n}"] = leave.lower(arrays, places)
+                    out[f"leave_{name}/{n}"] = Unit(leave, (arrays, places))
                 scatter = jax.jit(kind.scatter, donate_argnums=0)
-                lowered[f"scatter_{name}/{n}"] = scatter.lower(arrays, payloads, places)
+                out[f"scatter_{name}/{n}"] = Unit(scatter, (arrays, payloads, places))
                 if kind.clear:
                     clear = jax.jit(kind.clear, donate_argnums=0)
-                    lowered[f"clear_{name}/{n}"] = clear.lower(arrays, places)
-        return lowered
+                    out[f"clear_{name}/{n}"] = Unit(clear, (arrays, places))
+        return out
 
     def install(self, units: Mapping[str, Callable[..., Any]], state: DeviceState) -> DeviceState:
         """Take the compiled units, and run each once on null places (CAP-21)."""

@@ -1,5 +1,6 @@
 """On a Hopper GPU: the decode path of large models, on few layers of public widths."""
 
+import time
 from dataclasses import replace
 
 import jax
@@ -16,7 +17,9 @@ from ninfer_jax.models.geometries import GEOMETRIES, random_weights
 from ninfer_jax.models.model import Model
 from ninfer_jax.models.qwen3_5 import streamed, trunk
 from ninfer_jax.models.qwen3_5.state import new_device_state
-from ninfer_jax.program import startup
+from ninfer_jax.program import executables, startup
+from ninfer_jax.program.program import Program
+from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill
 
 pytestmark = pytest.mark.gpu
 SLOTS, PAGES = 6, 24
@@ -103,3 +106,36 @@ def test_warm_equals_cold():
             cold, warm = (engine.generate([prompt], sampling, use_tqdm=False)[0] for _ in range(2))
             assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
             assert warm.num_cached_tokens == length - 1
+
+
+def test_kept_executables_give_equal_bits(tmp_path, monkeypatch):
+    """CAP-21: kernels come back from disk as they were kept, and no unit is lowered."""
+    m = model("0.8B")
+    config = EngineConfig(max_context=1024, max_concurrency=4, prefill_chunk=256)
+    limits = startup.resolve(config, m.config, startup.measure())
+    monkeypatch.setattr(executables, "_IMPORTED", time.time() + 60)  # edited right before, maybe
+    tokens = np.random.default_rng(4).integers(0, 2000, 60).astype(np.int32)
+    lowered, results = set(), []
+    listen = lambda name, *_, fun_name="", **__: "mlir" in name and lowered.add(fun_name)  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for folder in (None, tmp_path / "units", tmp_path / "units"):
+            jax.clear_caches()
+            lowered.clear()
+            program = Program(m, limits, folder)
+            loads = bool(results[1:])
+            assert {
+                f"jit({unit})" in lowered for unit in ("decode", "prefill", "gather_pages")
+            } == {not loads}
+            program.publish_table(PublishTable(0, 0, (1,)))
+            out = [program.prefill(RunPrefill(0, 0, 0, 0, 60, 1, 1), tokens)]
+            for position in range(60, 63):
+                token = 7 if position == 60 else -1
+                step = RunDecode(0, (DecodeRow(0, 0, position, token, 1, 1),))
+                logits = program.decode(step)
+                out += [logits[0], program.sample_greedy(logits)[0][0]]
+            results.append([np.asarray(x).tobytes() for x in out])
+            program.close()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert results[0] == results[1] == results[2]

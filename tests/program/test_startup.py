@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import pytest
@@ -155,7 +156,7 @@ class _Refusing:
     def __init__(self, most, message="RESOURCE_EXHAUSTED: Out of memory"):
         self.most, self.message, self.asked = most, message, []
 
-    def __call__(self, model, limits):
+    def __call__(self, model, limits, kept):
         self.asked.append(limits.pages)
         if limits.pages > self.most:
             raise jax.errors.JaxRuntimeError(self.message)
@@ -249,14 +250,21 @@ def test_executables_are_kept_on_accelerators_only(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     try:
         jax.config.update(name, None)
-        startup.keep_executables()
+        assert startup.keep_executables() is None
         assert getattr(jax.config, name) is None
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-        startup.keep_executables()
-        assert getattr(jax.config, name) == str(tmp_path / "ninfer-jax" / "executables")
+        folder = tmp_path / "ninfer-jax" / "executables"
+        assert startup.keep_executables() == folder / "units"
+        assert getattr(jax.config, name) == str(folder)
         jax.config.update(name, "somewhere")
-        startup.keep_executables()
+        assert startup.keep_executables() == Path("somewhere/units")
         assert getattr(jax.config, name) == "somewhere"
+        jax.config.update("jax_enable_compilation_cache", False)
+        assert startup.keep_executables() is None
+        jax.config.update("jax_enable_compilation_cache", True)
+        jax.config.update(name, "gs://bucket/cache")
+        assert startup.keep_executables() is None
     finally:
+        jax.config.update("jax_enable_compilation_cache", True)
         jax.config.update(name, before[0])
         jax.config.update(least, before[1])
