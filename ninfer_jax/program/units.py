@@ -52,7 +52,8 @@ def decode(
     `sampled` is the last step's, still on the device (`Decoded`). A second executable without the argmax would not pay:
     it reads the logits once, and lowering a deep model takes seconds.
     """
-    # The barrier keeps the compiler from giving kernels windows into the plan, whose alignment they do not expect.
+    # Behind the barrier the fields are arrays of the unit's own: kernels get no windows into the plan, whose alignment
+    # they do not expect, and a plan at another address changes few of a GPU's launches.
     forced, *rows = jax.lax.optimization_barrier(
         (plan.forced, plan.positions, plan.block_tables, plan.write_slots, plan.read_slots)
     )

@@ -158,6 +158,25 @@ def neutral(**changes):
     return SamplingRows(zeros, none, ones, zeros, zeros, zeros, ones, seed).replace(**changes)
 
 
+def test_a_step_says_which_rows_are_not_finite(model):
+    """Of the rows that ran and of those that sat out; only the former sample."""
+    head, embed = model.params.lm_head, model.params.embed
+    head = embed if head is None else head
+    params = model.params.replace(lm_head=head, embed=embed.at[5].set(np.nan))
+    state = new_device_state(model.config, pages=4, slots=4, dtype=jax.numpy.float32)
+    plan = DecodePlan.null(4, 1)
+    plan.forced[:] = [5, 6, -1, -1]
+    plan.write_slots[:] = plan.read_slots[:] = plan.block_tables[:, 0] = [1, 2, 3, 4]
+    plan.counted[:] = [1, 1, 1, 0]
+    sampled = np.array([[8, 9, 5, 5], [1, 1, 1, 1]], np.int32)
+    step = jax.jit(partial(units.decode, model.config))
+    _, (logits, after) = step(params, state, sampled, plan)
+    tokens, healthy = np.asarray(after).tolist()
+    assert healthy == np.isfinite(logits).all(axis=1).tolist() == [False, True, False, False]
+    assert tokens[1] == np.argmax(logits[1])
+    assert tokens[3] == 5
+
+
 @pytest.mark.parametrize(
     ("sampler", "temperature"),
     [("greedy", 0), ("plain", 0), ("plain", 1), ("full", 0), ("full", 1)],
