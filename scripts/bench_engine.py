@@ -54,8 +54,7 @@ class IdleProgram:
     def __init__(self, program: Program) -> None:
         self.limits = program.limits
         rows = self.limits.max_concurrency
-        self._tokens = np.full(rows, 7, np.int32)
-        self._healthy = np.ones(rows, bool)
+        self._sampled = np.array([[7] * rows, [1] * rows], np.int32)
         self._hidden = jax.numpy.zeros(())
 
     def publish_table(self, order: Any) -> None:
@@ -65,12 +64,9 @@ class IdleProgram:
         """An array that is ready."""
         return self._hidden
 
-    def decode(self, order: RunDecode) -> None:
-        """Nothing."""
-
-    def sample_greedy(self, logits: Any) -> tuple[Any, Any]:
+    def decode(self, order: RunDecode) -> tuple[Any, Any]:
         """The same token for every row."""
-        return _Host(self._tokens), _Host(self._healthy)
+        return None, _Host(self._sampled)
 
     def install_row(self, *args: Any, **kwargs: Any) -> None:
         """Nothing."""

@@ -187,11 +187,8 @@ def step_seconds(program: Program, rows: int, sampling: SamplingRows | None = No
         command = RunDecode(
             i, tuple(DecodeRow(r, r, CONTEXT + i, token, 1 + r, 1 + r) for r in range(rows))
         )
-        logits = program.decode(command)
-        if sampling is None:
-            return program.sample_greedy(logits)[0]
-        positions = np.full(program.limits.max_concurrency, CONTEXT + i + 1, np.int32)
-        return program.sample(logits, sampling, positions).tokens
+        logits, sampled = program.decode(command)
+        return sampled if sampling is None else program.sample_plain(logits, sampling)
 
     before = step(0, 77)
     for i in range(1, 5):

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Mapping
 
 import jax
-import numpy as np
 
 from ninfer_jax.engine.flight import DecodeFlight, Flight, PrefillFlight
 from ninfer_jax.engine.request import Sequence
@@ -112,38 +111,33 @@ class Executor:
         self._flights.append(flight)
 
     def _decode(self, order: RunDecode, cycle: int) -> None:
-        positions = np.zeros(self._program.limits.max_concurrency, np.int32)
-        full = scored = False
+        full = drawn = scored = False
         sampling = 0
         for row in order.rows:
             sequence = self._live[row.request]
+            request = sequence.request
             if row.replay:
-                sequence.request.replayed_tokens += 1
+                request.replayed_tokens += 1
                 continue
             self.rows.prepare(sequence)
-            sequence.request.decode_steps += 1
+            request.decode_steps += 1
             sampling += 1
-            positions[row.lane] = row.position + 1
             full = full or sequence.needs_sampler
-            scored = scored or sequence.request.sampling.logprobs is not None
+            drawn = drawn or not request.sampling.greedy
+            scored = scored or request.sampling.logprobs is not None
         self._stats.decode_steps += 1
         self._stats.replayed_tokens += len(order.rows) - sampling
-        logits = self._program.decode(order)
-        if not sampling:
-            flight = DecodeFlight(order.unit, cycle, order.rows)
-        elif full:
-            sampled = self._program.sample(logits, self.rows.sampling(), positions)
-            flight = DecodeFlight(
-                order.unit,
-                cycle,
-                order.rows,
-                sampled.tokens,
-                sampled.healthy,
-                sampled if scored else None,
-            )
-        else:
-            flight = DecodeFlight(
-                order.unit, cycle, order.rows, *self._program.sample_greedy(logits)
-            )
+        logits, sampled = self._program.decode(order)
+        if full:
+            sampled = self._program.sample(logits, self.rows.sampling())
+        elif drawn:
+            sampled = self._program.sample_plain(logits, self.rows.sampling())
+        flight = DecodeFlight(
+            order.unit,
+            cycle,
+            order.rows,
+            sampled if sampling else None,
+            self._program.token_logprobs(logits) if scored else None,
+        )
         flight.start_reading()
         self._flights.append(flight)

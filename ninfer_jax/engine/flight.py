@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ninfer_jax.engine.request import Sequence
-from ninfer_jax.program.plans import PromptLogprobs, Sampled
+from ninfer_jax.program.plans import TokenLogprobs
 from planner.world import DecodeRow
 
 
@@ -17,38 +17,33 @@ class Readings:
     """A decode unit's results on the host, by lane."""
 
     tokens: list[int]
-    healthy: list[bool]
-    details: Sampled | None
-    """Log-probabilities, if a row asked for them."""
+    healthy: list[int]
+    logprobs: TokenLogprobs | None
+    """If a row asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeFlight:
-    """A decode unit. `tokens` is None where every row replays: nothing is sampled then (PR-06)."""
+    """A decode unit. `sampled` is None where every row replays: nothing is sampled then (PR-06)."""
 
     unit: int
     cycle: int
     rows: tuple[DecodeRow, ...]
-    tokens: jax.Array | None = None
-    healthy: jax.Array | None = None
-    sampled: Sampled | None = None
-    """The full sampler's results, if log-probabilities are wanted."""
+    sampled: jax.Array | None = None
+    """int32 [2, C]: tokens and health."""
+    logprobs: TokenLogprobs | None = None
 
     def start_reading(self) -> None:
-        """Let the results travel to the host as soon as they exist."""
-        for array in (self.tokens, self.healthy):
-            if array is not None:
-                array.copy_to_host_async()
+        """Let the tokens travel to the host as soon as they exist."""
+        if self.sampled is not None:
+            self.sampled.copy_to_host_async()
 
     def read(self) -> Readings:
         """Wait for the results."""
-        if self.tokens is None or self.healthy is None:
+        if self.sampled is None:
             return Readings([], [], None)
-        return Readings(
-            np.asarray(self.tokens).tolist(),
-            np.asarray(self.healthy).tolist(),
-            None if self.sampled is None else jax.device_get(self.sampled),
-        )
+        tokens, healthy = np.asarray(self.sampled).tolist()
+        return Readings(tokens, healthy, jax.device_get(self.logprobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,7 @@ class PrefillFlight:
     sequence: Sequence | None = None
     """Whose prompt is scored."""
     targets: np.ndarray | None = None
-    scored: PromptLogprobs | None = None
+    scored: TokenLogprobs | None = None
 
 
 Flight = DecodeFlight | PrefillFlight

@@ -18,7 +18,7 @@ from ninfer_jax.outputs import (
     RequestMetrics,
     RequestOutput,
 )
-from ninfer_jax.program.plans import PromptLogprobs
+from ninfer_jax.program.plans import TokenLogprobs
 from ninfer_jax.sampling_params import ResolvedSampling
 from planner import Identity, identity
 from planner.world import Submitted
@@ -65,7 +65,7 @@ class Sequence:
     needs_row: bool
     """Whether the sampler must remember something of it."""
     needs_sampler: bool
-    """Whether a plain argmax is not enough."""
+    """Whether drawing by temperature and seed alone is not enough."""
     ticket: int = 0
     """Its number in the world; 0 until it is submitted there."""
     lane: int = -1
@@ -107,7 +107,7 @@ class Request:
     timeout: float | None = None
     response: Response = field(default_factory=Response)
     sequences: list[Sequence] = field(default_factory=list)
-    scored: list[tuple[np.ndarray, PromptLogprobs]] = field(default_factory=list)
+    scored: list[tuple[np.ndarray, TokenLogprobs]] = field(default_factory=list)
     """Prompt tokens and their log-probabilities on the host, a prefill unit each."""
     arrival: float = field(default_factory=time.monotonic)
     admitted: float = 0.0
@@ -271,7 +271,8 @@ def new_request(
         or sampling.frequency_penalty
         or sampling.repetition_penalty != 1.0
     )
-    needs_sampler = needs_row or not sampling.greedy or sampling.logprobs is not None
+    truncated = bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p)
+    needs_sampler = needs_row or (truncated and not sampling.greedy)
     request.sequences = [
         Sequence(
             request,

@@ -12,7 +12,7 @@ from ninfer_jax.engine.request import Sequence, TokenScore
 from ninfer_jax.engine.response import News
 from ninfer_jax.engine.stats import Stats
 from ninfer_jax.frontend import Preview
-from ninfer_jax.program.plans import Sampled
+from ninfer_jax.program.plans import TokenLogprobs
 from planner.world import RowResult
 
 NAN_ERROR = "the model's logits are not finite; the weights or the input are damaged"
@@ -50,8 +50,8 @@ def preview_rows(
         token, score = readings.tokens[row.lane], None
         if forced := _control_token(sequence):
             token = forced[0]
-        elif readings.details is not None and sequence.request.sampling.logprobs is not None:
-            score = _score(readings.details, row.lane)
+        elif readings.logprobs is not None and sequence.request.sampling.logprobs is not None:
+            score = _score(readings.logprobs, row.lane)
         preview = sequence.session.preview((token,))
         results.append(RowResult(row.request, (token,), "finished" if preview.finished else ""))
         commits.append(RowCommit(sequence, preview, score))
@@ -87,10 +87,10 @@ def _control_token(sequence: Sequence) -> tuple[int, ...]:
     return forced
 
 
-def _score(details: Sampled, lane: int) -> TokenScore:
+def _score(logprobs: TokenLogprobs, lane: int) -> TokenScore:
     return TokenScore(
-        float(details.logprob[lane]),
-        int(details.rank[lane]),
-        np.asarray(details.top_ids[lane]),
-        np.asarray(details.top_logprobs[lane]),
+        float(logprobs.logprob[lane]),
+        int(logprobs.rank[lane]),
+        np.asarray(logprobs.top_ids[lane]),
+        np.asarray(logprobs.top_logprobs[lane]),
     )

@@ -6,9 +6,10 @@ Plans hold small arrays of fixed shapes; page ids, slots, positions and seeds ar
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 
@@ -27,15 +28,60 @@ class PrefillPlan:
 
 @flax.struct.dataclass
 class DecodePlan:
-    """One token for each of C rows. A row that does not run has slots 0, position 0 and a table of null pages."""
+    """One token for each of C rows. A row that does not run is all zeros: null slots and a table of null pages.
 
-    forced: Int[Any, " C"]
-    """Token to run, or -1 for the token the row sampled last."""
-    positions: Int[Any, " C"]
-    """Position of the token that runs."""
-    block_tables: Int[Any, "C L"]
-    read_slots: Int[Any, " C"]
-    write_slots: Int[Any, " C"]
+    One array, since every host array that a unit takes is a copy to the device of its own. A row of it holds the fields
+    below in their order, one column each, then its block table. The fields of a host plan are views, to be filled until
+    a unit is launched with it; those of a traced one are slices.
+    """
+
+    packed: Int[Any, "C W"]
+    """int32, W = 5 + L."""
+
+    @classmethod
+    def null(cls, rows: int, blocks: int) -> DecodePlan:
+        """A plan on the host in which no row runs."""
+        return cls(np.zeros((rows, 5 + blocks), np.int32))
+
+    @property
+    def forced(self) -> Int[Any, " C"]:
+        """Token to run, or -1 for the token the row sampled last."""
+        return self.packed[:, 0]
+
+    @property
+    def positions(self) -> Int[Any, " C"]:
+        """Position of the token that runs; what is sampled stands one further."""
+        return self.packed[:, 1]
+
+    @property
+    def read_slots(self) -> Int[Any, " C"]:
+        """Slot that each row continues from."""
+        return self.packed[:, 2]
+
+    @property
+    def write_slots(self) -> Int[Any, " C"]:
+        """Slot that each row's new state goes to."""
+        return self.packed[:, 3]
+
+    @property
+    def counted(self) -> Int[Any, " C"]:
+        """1 for rows that sample; the others, null or replayed, keep what they sampled last (PR-06)."""
+        return self.packed[:, 4]
+
+    @property
+    def block_tables(self) -> Int[Any, "C L"]:
+        """Pages of each row (KV-24)."""
+        return self.packed[:, 5:]
+
+
+class Decoded(NamedTuple):
+    """Results of a decode step."""
+
+    logits: Float[Array, "C V"]
+    """float32."""
+    sampled: Int[Array, "two C"]
+    """The token each row sampled last, greedily if in this step, and whether this step's logits were healthy: 0 where
+    they held a NaN or no finite value, and the token is meaningless. The samplers return the same of their draws."""
 
 
 @flax.struct.dataclass
@@ -68,24 +114,11 @@ class SamplingRows:
 
 
 @flax.struct.dataclass
-class Sampled:
-    """One sampled token a row, with log-probabilities of the raw model distribution."""
-
-    tokens: Int[Array, " B"]
-    healthy: Bool[Array, " B"]
-    """False where the logits held a NaN or no finite value; the token is then meaningless."""
-    logprob: Float[Array, " B"]
-    rank: Int[Array, " B"]
-    """1 for the most probable token."""
-    top_ids: Int[Array, "B n"]
-    top_logprobs: Float[Array, "B n"]
-
-
-@flax.struct.dataclass
-class PromptLogprobs:
-    """Log-probability of each given token after the hidden state before it, and the most probable ones."""
+class TokenLogprobs:
+    """Log-probability of each of T tokens, and the most probable ones, in the raw distribution of the model."""
 
     logprob: Float[Array, " T"]
     rank: Int[Array, " T"]
+    """1 for the most probable token."""
     top_ids: Int[Array, "T n"]
     top_logprobs: Float[Array, "T n"]

@@ -19,11 +19,11 @@ from ninfer_jax.models.qwen3_5.state import new_device_state
 from ninfer_jax.program import executables, sampler, units
 from ninfer_jax.program.executables import Unit
 from ninfer_jax.program.plans import (
+    Decoded,
     DecodePlan,
     PrefillPlan,
-    PromptLogprobs,
-    Sampled,
     SamplingRows,
+    TokenLogprobs,
 )
 from ninfer_jax.program.tables import BlockTables
 from ninfer_jax.program.transfers import Transfer, Transfers
@@ -67,8 +67,8 @@ class Program:
         )
         rows = limits.max_concurrency
         self._sampler = sampler.new_sampler_state(rows, config.vocab_size)
-        self._sampled = jnp.zeros((rows,), jnp.int32)
-        self._counted = np.zeros(rows, bool)
+        self._sampled = jnp.zeros((2, rows), jnp.int32)
+        self._plan = DecodePlan.null(rows, limits.blocks)
         self._tables = BlockTables(limits)
         self._vocab = config.vocab_size
         self._closed = False
@@ -108,7 +108,7 @@ class Program:
         self._state, hidden = self._units[f"prefill/{bucket}"](self._params, self._state, plan)
         return hidden
 
-    def prompt_logprobs(self, hidden: jax.Array, targets: np.ndarray) -> PromptLogprobs:
+    def prompt_logprobs(self, hidden: jax.Array, targets: np.ndarray) -> TokenLogprobs:
         """Log-probabilities of `targets` (int32) given the hidden states before them; results stay on the device."""
         self._require_open()
         bucket = hidden.shape[0]
@@ -116,54 +116,54 @@ class Program:
         padded[: len(targets)] = targets
         return self._units[f"prompt_logprobs/{bucket}"](self._params, hidden, padded)
 
-    def decode(self, command: RunDecode) -> jax.Array:
+    def decode(self, command: RunDecode) -> Decoded:
         """Run one token of each row of the command, in its lane; other lanes run as null rows.
 
         Returns:
-          float32 logits [C, V] on the device, to be given to one of the samplers before the next `decode`.
+          float32 logits [C, V] and greedy tokens, on the device. Lanes that did not run, or ran as replay, keep what
+          they sampled last. Before the next `decode`, the logits may be given to a sampler, whose tokens count then.
         """
         self._require_open()
-        lanes = [row.lane for row in command.rows]
-        if len(set(lanes)) != len(lanes):
-            raise EngineFailure(f"{command} names a lane twice")
-        C = self.limits.max_concurrency
-        forced, positions = np.zeros(C, np.int32), np.zeros(C, np.int32)
-        read_slots, write_slots = np.zeros(C, np.int32), np.zeros(C, np.int32)
-        counted = np.zeros(C, bool)
+        plan = DecodePlan.null(self.limits.max_concurrency, self.limits.blocks)
+        forced, positions, counted = plan.forced, plan.positions, plan.counted
+        read_slots, write_slots, tables = plan.read_slots, plan.write_slots, plan.block_tables
         for row in command.rows:
+            lane = row.lane
             self._require_slots(row, row.read_slot, row.write_slot)
-            self._tables.require_mapped(row.lane, row.position, 1)
-            forced[row.lane], positions[row.lane] = row.token, row.position
-            read_slots[row.lane], write_slots[row.lane] = row.read_slot, row.write_slot
-            counted[row.lane] = not row.replay
-        plan = DecodePlan(
-            forced=forced,
-            positions=positions,
-            block_tables=self._tables.rows(frozenset(lanes)),
-            read_slots=read_slots,
-            write_slots=write_slots,
-        )
-        self._counted = counted
-        self._state, logits = self._units["decode"](self._params, self._state, self._sampled, plan)
-        return logits
+            self._tables.require_mapped(lane, row.position, 1)
+            if write_slots[lane]:
+                raise EngineFailure(f"{command} names a lane twice")
+            forced[lane], positions[lane] = row.token, row.position
+            read_slots[lane], write_slots[lane] = row.read_slot, row.write_slot
+            counted[lane] = not row.replay
+            tables[lane] = self._tables.row(lane)
+        self._plan = plan
+        self._state, decoded = self._units["decode"](self._params, self._state, self._sampled, plan)
+        self._sampled = decoded.sampled
+        return decoded
 
-    def sample_greedy(self, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Greedy tokens [C] and health [C], still on the device.
+    def sample_plain(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
+        """Sample after `decode` where no row asks for more than temperature and seed: the draws of `sample`, for less.
 
-        Here and in `sample`, lanes that the last `decode` did not run, or ran as replay, keep what they sampled last.
+        Returns:
+          int32 [2, C] on the device, see `Decoded.sampled`.
         """
         self._require_open()
-        self._sampled, healthy = self._units["sample_greedy"](logits, self._sampled, self._counted)
-        return self._sampled, healthy
+        self._sampled = self._units["sample_plain"](logits, self._sampled, self._plan, rows)
+        return self._sampled
 
-    def sample(self, logits: jax.Array, rows: SamplingRows, positions: np.ndarray) -> Sampled:
-        """Sample every row with its own parameters; results stay on the device."""
+    def sample(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
+        """Sample after `decode` with all of every row's own parameters, and count it; returns the same."""
         self._require_open()
-        self._sampler, sampled = self._units["sample"](
-            self._sampler, logits, self._sampled, self._counted, rows, positions.copy()
+        self._sampler, self._sampled = self._units["sample"](
+            self._sampler, logits, self._sampled, self._plan, rows
         )
-        self._sampled = sampled.tokens
-        return sampled
+        return self._sampled
+
+    def token_logprobs(self, logits: jax.Array) -> TokenLogprobs:
+        """Log-probabilities of the tokens that were sampled last, [C], on the device."""
+        self._require_open()
+        return self._units["token_logprobs"](logits, self._sampled)
 
     def install_row(
         self, lane: int, *, counts: np.ndarray, prompt: np.ndarray, bias: np.ndarray
@@ -215,7 +215,7 @@ class Program:
 
     def _require_slots(self, command: RunPrefill | DecodeRow, *slots: int) -> None:
         """A wrong id would be silent corruption."""
-        if not all(1 <= slot <= self.limits.slots for slot in slots):
+        if min(slots) < 1 or max(slots) > self.limits.slots:
             raise EngineFailure(f"{command}: slots are 1..{self.limits.slots}")
 
     def _bucket(self, tokens: int) -> int:
@@ -235,15 +235,8 @@ class Program:
             wanted[name] = Unit(jax.jit(unit, donate_argnums=donated), args)
 
         # The unit that takes longest comes first: it compiles while others are lowered.
-        step = DecodePlan(
-            forced=i32(rows),
-            positions=i32(rows),
-            block_tables=i32(rows, blocks),
-            read_slots=i32(rows),
-            write_slots=i32(rows),
-        )
         decode = partial(units.decode, config)
-        want("decode", decode, params, state, self._sampled, step, donate=1)
+        want("decode", decode, params, state, self._sampled, self._plan, donate=1)
         for T in self.limits.chunk_buckets:
             chunk = PrefillPlan(
                 tokens=i32(T),
@@ -256,8 +249,6 @@ class Program:
             want(f"prefill/{T}", partial(units.prefill, config), params, state, chunk, donate=1)
             hidden = _array(params.embed.dtype, T, config.hidden_size)
             want(f"prompt_logprobs/{T}", units.prompt_logprobs, params, hidden, i32(T))
-        counted = _array(jnp.bool_, rows)
-        want("sample_greedy", units.sample_greedy, logits, i32(rows), counted)
         sampling = SamplingRows(
             temperature=f32(rows),
             top_k=i32(rows),
@@ -268,8 +259,10 @@ class Program:
             repetition_penalty=f32(rows),
             seed=_array(jnp.uint32, rows, 2),
         )
-        drawn = (logits, i32(rows), counted, sampling, i32(rows))
+        drawn = (logits, self._sampled, self._plan, sampling)
+        want("sample_plain", units.sample_plain, *drawn)
         want("sample", units.sample, self._sampler, *drawn, donate=0)
+        want("token_logprobs", units.token_logprobs, logits, self._sampled)
         marks = (i32(), i32(vocab), _array(jnp.bool_, vocab), f32(vocab))
         want("install_row", sampler.install_row, self._sampler, *marks, donate=0)
         wanted |= self._transfers.units(state)
@@ -286,13 +279,14 @@ class Program:
             plan = PrefillPlan(np.zeros(T, np.int32), null, null, table, null, null)
             self._state, hidden = self._units[f"prefill/{T}"](self._params, self._state, plan)
             self.prompt_logprobs(hidden, np.zeros(T, np.int32))
-        logits = self.decode(RunDecode(0, ()))
-        self.sample_greedy(logits)
+        logits, _ = self.decode(RunDecode(0, ()))
         zeros = np.zeros(rows, np.float32)
         ones, none = np.ones(rows, np.float32), np.zeros(rows, np.int32)
         seed = np.zeros((rows, 2), np.uint32)
         sampling = SamplingRows(zeros, none, ones, zeros, zeros, zeros, ones, seed)
-        self.sample(logits, sampling, none)
+        self.sample_plain(logits, sampling)
+        self.sample(logits, sampling)
+        self.token_logprobs(logits)
         for lane in range(rows):
             self.install_row(
                 lane,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from ninfer_jax.program.plans import Sampled, SamplerState, SamplingRows
+from ninfer_jax.program.plans import SamplerState, SamplingRows, TokenLogprobs
 
 MAX_LOGPROBS = 20
 """Most alternatives whose log-probabilities can be asked for."""
@@ -54,13 +54,13 @@ def install_row(
 
 
 def greedy(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """The most probable token of each row (lowest id wins), and whether the row was healthy."""
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32), healthy(logits)
+    """The most probable token of each row (lowest id wins), and whether the row was healthy.
 
-
-def healthy(logits: Float[Array, "B V"]) -> Bool[Array, " B"]:
-    """Rows without NaN and +inf, and with at least one finite value."""
-    return jnp.isfinite(jnp.max(logits, axis=-1))
+    Healthy is a row without NaN and +inf, and with at least one finite value. The first NaN counts as the largest.
+    """
+    tokens = jnp.argmax(logits, axis=-1)
+    largest = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return tokens.astype(jnp.int32), jnp.isfinite(largest)
 
 
 def sample(
@@ -69,7 +69,7 @@ def sample(
     rows: SamplingRows,
     positions: Int[Array, " B"],
     counted: Bool[Array, " B"] | None = None,
-) -> tuple[SamplerState, Sampled]:
+) -> tuple[SamplerState, Int[Array, " B"]]:
     """Draw one token a row and count it.
 
     Args:
@@ -80,30 +80,42 @@ def sample(
       counted: rows whose token counts; None: all.
     """
     adjusted = adjust(state, logits, rows)
-    keep = truncate(adjusted, rows)
-    noise = jax.vmap(partial(_gumbel, vocab=logits.shape[-1]))(rows.seed, positions)
-    warm = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
-    drawn = jnp.argmax(jnp.where(keep, adjusted / warm + noise, -jnp.inf), axis=-1)
-    tokens = jnp.where(rows.temperature > 0, drawn, jnp.argmax(adjusted, axis=-1))
-    tokens = tokens.astype(jnp.int32)
+    drawn = draw(adjusted, rows, positions, truncate(adjusted, rows))
+    tokens = jnp.where(rows.temperature > 0, drawn, greedy(adjusted)[0])
     one = jnp.ones_like(tokens) if counted is None else counted.astype(jnp.int32)
     counts = state.counts.at[jnp.arange(tokens.shape[0]), tokens].add(one)
-    return replace(state, counts=counts), Sampled(
-        tokens=tokens, healthy=healthy(logits), **log_probabilities(logits, tokens)
-    )
+    return replace(state, counts=counts), tokens
 
 
-def log_probabilities(logits: Float[Array, "B V"], tokens: Int[Array, " B"]) -> dict[str, Array]:
+def draw(
+    adjusted: Float[Array, "B V"],
+    rows: SamplingRows,
+    positions: Int[Array, " B"],
+    keep: Bool[Array, "B V"] | None = None,
+) -> Int[Array, " B"]:
+    """One token a row from the softmax of `adjusted / temperature` over what `keep` names (None: everything).
+
+    The largest of the logits with Gumbel noise added is such a draw. A temperature of 0 is taken as 1.
+    """
+    noise = jax.vmap(partial(_gumbel, vocab=adjusted.shape[-1]))(rows.seed, positions)
+    warm = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
+    noisy = adjusted / warm + noise
+    if keep is not None:
+        noisy = jnp.where(keep, noisy, -jnp.inf)
+    return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+
+
+def log_probabilities(logits: Float[Array, "B V"], tokens: Int[Array, " B"]) -> TokenLogprobs:
     """Log-probability and rank of the tokens, and the `MAX_LOGPROBS` most probable ones, of the raw distribution."""
     logprobs = jax.nn.log_softmax(logits, axis=-1)
     chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)
     top_logprobs, top_ids = largest(logprobs, min(MAX_LOGPROBS, logits.shape[-1]))
-    return {
-        "logprob": chosen[:, 0],
-        "rank": 1 + jnp.sum(logprobs > chosen, axis=-1).astype(jnp.int32),
-        "top_ids": top_ids,
-        "top_logprobs": top_logprobs,
-    }
+    return TokenLogprobs(
+        logprob=chosen[:, 0],
+        rank=1 + jnp.sum(logprobs > chosen, axis=-1).astype(jnp.int32),
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+    )
 
 
 def largest(x: Float[Array, "B V"], count: int) -> tuple[Float[Array, "B n"], Int[Array, "B n"]]:

@@ -109,7 +109,7 @@ def layout_spec(
     elif host is None:
         host = min((8 << 30) + 8 * image, ram_bytes // 4)
     return LayoutSpec(
-        context, rows, pools, image, slots, host, fixed_bytes=_bytes(sampler) + 4 * rows
+        context, rows, pools, image, slots, host, fixed_bytes=_bytes(sampler) + 8 * rows
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 
 from ninfer_jax.config import PAGE_TOKENS, Limits
@@ -11,14 +10,11 @@ from planner.world import PublishTable
 
 
 class BlockTables:
-    """int32 [C, L], a row a lane. Rows are replaced, never written: a launched unit may still read them (KV-33)."""
+    """int32 [C, L], a row a lane. Plans hold copies, which a launched unit may still read (KV-33)."""
 
     def __init__(self, limits: Limits) -> None:
-        self._blocks, self._pages = limits.blocks, limits.pages
-        self._null = np.zeros(limits.blocks, np.int32)
-        self._rows = [self._null] * limits.max_concurrency
-        self._lanes: frozenset[int] | None = None
-        self._batch = jax.device_put(np.stack(self._rows))
+        self._pages = limits.pages
+        self._rows = np.zeros((limits.max_concurrency, limits.blocks), np.int32)
 
     def publish(self, command: PublishTable) -> None:
         """Replace the tail of a lane's row from block `start` on.
@@ -30,34 +26,27 @@ class BlockTables:
         if not (
             0 <= command.lane < len(self._rows)
             and command.start >= 0
-            and end <= self._blocks
+            and end <= self._rows.shape[1]
             and all(1 <= page <= self._pages for page in command.pages)
         ):
             raise EngineFailure(
-                f"{command}: there are {len(self._rows)} lanes, {self._blocks} blocks and pages 1..{self._pages}"
+                f"{command}: there are {len(self._rows)} lanes, {self._rows.shape[1]} blocks and pages "
+                f"1..{self._pages}"
             )
-        row = self._null.copy()
-        row[: command.start] = self._rows[command.lane][: command.start]
+        row = self._rows[command.lane]
         row[command.start : end] = command.pages
-        self._rows[command.lane] = row
-        self._lanes = None
+        row[end:] = 0
 
     def row(self, lane: int) -> np.ndarray:
-        """One lane's row."""
-        return self._rows[lane]
-
-    def rows(self, lanes: frozenset[int]) -> jax.Array:
-        """All rows, null except those of `lanes`; the same device array as long as nothing changes."""
-        if lanes != self._lanes:
-            chosen = [r if lane in lanes else self._null for lane, r in enumerate(self._rows)]
-            self._batch, self._lanes = jax.device_put(np.stack(chosen)), lanes
-        return self._batch
+        """A copy of one lane's row."""
+        return self._rows[lane].copy()
 
     def require_mapped(self, lane: int, start: int, length: int) -> None:
         """Raise EngineFailure unless every position to be written has a page: without one it would vanish silently."""
-        blocks = slice(start // PAGE_TOKENS, -(-(start + length) // PAGE_TOKENS))
+        first, end = start // PAGE_TOKENS, -(-(start + length) // PAGE_TOKENS)
         if not (0 <= lane < len(self._rows) and start >= 0 and length > 0) or not (
-            blocks.stop <= self._blocks and self._rows[lane][blocks].all()
+            end <= self._rows.shape[1]
+            and np.count_nonzero(self._rows[lane, first:end]) == end - first
         ):
             raise EngineFailure(
                 f"lane {lane} has no pages for positions {start}..{start + length - 1}"

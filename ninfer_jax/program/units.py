@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.config import PAGE_TOKENS
@@ -15,12 +13,12 @@ from ninfer_jax.models.qwen3_5.params import TextParameters
 from ninfer_jax.models.qwen3_5.state import DeviceState
 from ninfer_jax.program import sampler
 from ninfer_jax.program.plans import (
+    Decoded,
     DecodePlan,
     PrefillPlan,
-    PromptLogprobs,
-    Sampled,
     SamplerState,
     SamplingRows,
+    TokenLogprobs,
 )
 
 
@@ -46,50 +44,74 @@ def decode(
     config: Qwen3_5Config,
     params: TextParameters,
     state: DeviceState,
-    sampled: Int[Array, " C"],
+    sampled: Int[Array, "two C"],
     plan: DecodePlan,
-) -> tuple[DeviceState, Float[Array, "C V"]]:
-    """Run one token a row; returns float32 logits. `sampled` is what each row sampled last, still on the device."""
-    tokens = jnp.where(plan.forced >= 0, plan.forced, sampled)
-    rows = (tokens, plan.positions, plan.block_tables, plan.write_slots, plan.read_slots)
+) -> tuple[DeviceState, Decoded]:
+    """Run one token a row and sample greedily: a step of greedy rows is this one launch.
+
+    `sampled` is the last step's, still on the device (`Decoded`). A second executable without the argmax would not pay:
+    it reads the logits once, and lowering a deep model takes seconds.
+    """
+    # Behind the barrier the fields are arrays of the unit's own: kernels get no windows into the plan, whose alignment
+    # they do not expect, and a plan at another address changes few of a GPU's launches.
+    forced, *rows = jax.lax.optimization_barrier(
+        (plan.forced, plan.positions, plan.block_tables, plan.write_slots, plan.read_slots)
+    )
+    tokens = jnp.where(forced >= 0, forced, sampled[0])
     if streamed.fits(config, params, len(tokens)):
-        return streamed.decode(config, params, state, *rows)
-    state, hidden = trunk.decode(config, params, state, *rows)
-    return state, trunk.logits(params, hidden)
+        state, logits = streamed.decode(config, params, state, tokens, *rows)
+    else:
+        state, hidden = trunk.decode(config, params, state, tokens, *rows)
+        logits = trunk.logits(params, hidden)
+    greedy, healthy = sampler.greedy(logits)
+    kept = jnp.where(plan.counted > 0, greedy, sampled[0])
+    return state, Decoded(logits, jnp.stack([kept, healthy.astype(jnp.int32)]))
 
 
 def prompt_logprobs(
     params: TextParameters, hidden: Float[Array, "T H"], targets: Int[Array, " T"]
-) -> PromptLogprobs:
+) -> TokenLogprobs:
     """Score given tokens, half a page's worth at a time, so that [T, V] is never stored."""
     T, H = hidden.shape
     blocks = (hidden.reshape(-1, PAGE_TOKENS // 2, H), targets.reshape(-1, PAGE_TOKENS // 2))
     scored = jax.lax.map(
         lambda b: sampler.log_probabilities(trunk.logits(params, b[0]), b[1]), blocks
     )
-    flat = {name: x.reshape(T, *x.shape[2:]) for name, x in scored.items()}
-    return PromptLogprobs(**flat)
+    return jax.tree.map(lambda x: x.reshape(T, *x.shape[2:]), scored)
 
 
-def sample_greedy(
-    logits: Float[Array, "C V"], sampled: Int[Array, " C"], counted: Bool[Array, " C"]
-) -> tuple[Int[Array, " C"], Bool[Array, " C"]]:
-    """Sampling for batches in which every row is greedy without penalties, bias or log-probabilities.
+def sample_plain(
+    logits: Float[Array, "C V"],
+    sampled: Int[Array, "two C"],
+    plan: DecodePlan,
+    rows: SamplingRows,
+) -> Int[Array, "two C"]:
+    """Sampling after `decode` where no row has penalties, bias or truncation: only temperature and seed count.
 
-    Rows that are not `counted` keep the token they sampled last.
+    Equal to `sample` bit for bit, so a row does not notice which of them its neighbours call for (UN-11). Nothing is
+    counted: who has penalties is never here.
     """
-    tokens, healthy = sampler.greedy(logits)
-    return jnp.where(counted, tokens, sampled), healthy
+    drawn = sampler.draw(logits, rows, plan.positions + 1)
+    drawing = (plan.counted > 0) & (rows.temperature > 0)
+    return jnp.stack([jnp.where(drawing, drawn, sampled[0]), sampled[1]])
 
 
 def sample(
     state: SamplerState,
     logits: Float[Array, "C V"],
-    sampled: Int[Array, " C"],
-    counted: Bool[Array, " C"],
+    sampled: Int[Array, "two C"],
+    plan: DecodePlan,
     rows: SamplingRows,
-    positions: Int[Array, " C"],
-) -> tuple[SamplerState, Sampled]:
-    """Sampling with every row's own parameters; rows that are not `counted` keep their last token and their counts."""
-    state, result = sampler.sample(state, logits, rows, positions, counted)
-    return state, replace(result, tokens=jnp.where(counted, result.tokens, sampled))
+) -> tuple[SamplerState, Int[Array, "two C"]]:
+    """Sampling after `decode` with all of every row's parameters.
+
+    Rows that are not counted keep their last token and their counts.
+    """
+    counted = plan.counted > 0
+    state, tokens = sampler.sample(state, logits, rows, plan.positions + 1, counted)
+    return state, jnp.stack([jnp.where(counted, tokens, sampled[0]), sampled[1]])
+
+
+def token_logprobs(logits: Float[Array, "C V"], sampled: Int[Array, "two C"]) -> TokenLogprobs:
+    """Log-probabilities of what was sampled."""
+    return sampler.log_probabilities(logits, sampled[0])

@@ -14,36 +14,50 @@ def causal_conv(
     lengths: Int[Array, " B"],
 ) -> tuple[Float[Array, "B T C"], Float[Array, "B W C"]]:
     """See `api.causal_conv`."""
-    B, T, C = x.shape
-    W = weight.shape[1] - 1
-    taps = [weight[:, j].astype(jnp.float32) for j in range(W + 1)]
-    old = window.astype(x.dtype)
-    # Oldest inputs first. What the window adds is known for W tokens alone and padded, and so are the shifted inputs:
-    # inputs that follow a window in one array would be copied there, or be looked up one by one.
-    total = jnp.zeros((B, W, C), jnp.float32)
-    for j in range(W):
-        total += jnp.pad(old[:, j:].astype(jnp.float32) * _along(taps[j], old[:, j:]), _rows(0, j))
-    total = jax.lax.pad(total, jnp.float32(0), _rows(0, T - W, 0))
-    for j, tap in enumerate(taps):
-        shifted = jax.lax.pad(x, jnp.zeros((), x.dtype), _rows(W - j, j - W, 0))
-        total += shifted.astype(jnp.float32) * _along(tap, x)
+    total, carried = jax.lax.platform_dependent(
+        x, weight, window.astype(x.dtype), lengths, cpu=_in_one_array, default=_apart
+    )
     y = total.astype(x.dtype)
     # silu, ending in the division: XLA does not repeat one in each reader of the result, as it would the sums above.
     y = y / (1.0 + jnp.exp(-jnp.maximum(y, -80.0)))
+    return y, carried.astype(window.dtype)
+
+
+def _in_one_array(x: Array, weight: Array, window: Array, lengths: Array) -> tuple[Array, Array]:
+    """The convolution in float32 and the window after it, of the inputs behind the window in one array."""
+    inputs = jnp.concatenate([window, x], axis=1)
+    total = jnp.zeros(x.shape, jnp.float32)
+    for j in range(weight.shape[1]):
+        total += inputs[:, j : j + x.shape[1]].astype(jnp.float32) * _tap(weight, j, x)
+    last = lengths[:, None] + jnp.arange(window.shape[1], dtype=lengths.dtype)[None, :]
+    return total, jnp.take_along_axis(inputs, last[:, :, None], axis=1)
+
+
+def _apart(x: Array, weight: Array, window: Array, lengths: Array) -> tuple[Array, Array]:
+    """`_in_one_array` without that array, which XLA for GPUs makes slowly: what the window adds to the first W tokens,
+    and the inputs shifted by padding. On CPU this would cost a copy of the pool that the window is a part of."""
+    T, W = x.shape[1], window.shape[1]
+    total = jnp.zeros(window.shape, jnp.float32)
+    for j in range(W):
+        part = window[:, j:].astype(jnp.float32) * _tap(weight, j, window[:, j:])
+        total += jax.lax.pad(part, jnp.float32(0), _tokens(0, j))
+    total = jax.lax.pad(total, jnp.float32(0), _tokens(0, T - W))
+    for j in range(W + 1):
+        shifted = jax.lax.pad(x, jnp.zeros((), x.dtype), _tokens(W - j, j - W))
+        total += shifted.astype(jnp.float32) * _tap(weight, j, x)
     last = lengths[:, None] + jnp.arange(-W, 0, dtype=lengths.dtype)[None, :]
     carried = jnp.where(
         (last >= 0)[:, :, None],
         jnp.take_along_axis(x, jnp.maximum(last, 0)[:, :, None], axis=1),
-        jnp.take_along_axis(old, jnp.minimum(last + W, W - 1)[:, :, None], axis=1),
+        jnp.take_along_axis(window, jnp.minimum(last + W, W - 1)[:, :, None], axis=1),
     )
-    return y, carried.astype(window.dtype)
+    return total, carried
 
 
-def _rows(*padding: int) -> tuple[tuple[int, ...], ...]:
-    """`padding` of the tokens, none of rows and channels."""
-    none = (0,) * len(padding)
-    return (none, padding, none)
+def _tokens(before: int, after: int) -> tuple[tuple[int, int, int], ...]:
+    """Padding of the tokens, none of rows and channels."""
+    return ((0, 0, 0), (before, after, 0), (0, 0, 0))
 
 
-def _along(tap: Float[Array, " C"], like: Float[Array, "B T C"]) -> Float[Array, "B T C"]:
-    return jax.lax.broadcast_in_dim(tap, like.shape, (2,))
+def _tap(weight: Float[Array, "C K"], j: int, like: Float[Array, "B T C"]) -> Array:
+    return jax.lax.broadcast_in_dim(weight[:, j].astype(jnp.float32), like.shape, (2,))

@@ -364,11 +364,11 @@ def _body(
 
         # The tiles of phase 1 are many short stretches of memory; ask for the whole rows first.
         for j in range(_AHEAD):
-            slot = way + ways * j
+            ahead = way + ways * j
 
-            @pl.when((slot > 0) & (slot < plan[0]))
-            def _prefetch(slot: jax.Array = slot) -> None:
-                base = (layer_gmem[0] * E + plan[1 + slot]) * (2 * width) + group * ROWS
+            @pl.when((ahead > 0) & (ahead < plan[0]))
+            def _prefetch(ahead: jax.Array = ahead) -> None:
+                base = (layer_gmem[0] * E + plan[1 + ahead]) * (2 * width) + group * ROWS
                 for half in range(2):
                     prefetch_rows(experts_gate_up, base + half * width, ROWS)
 

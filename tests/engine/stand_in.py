@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from ninfer_jax.program.plans import Decoded
 from planner import LayoutSpec, kv_planes, layout_for, pool_specs
 
 
@@ -116,19 +117,14 @@ class StandInProgram:
             raise self.decode_error
         self._step()
         self.units.append(command)
-        tokens = [0] * self.limits.max_concurrency
-        healthy = [True] * self.limits.max_concurrency
+        healthy = [1] * self.limits.max_concurrency
         for row in command.rows:
             token = self.sampled[row.lane] if row.token < 0 else row.token
             state = self._run(row.lane, row.position, [token], row.read_slot, row.write_slot)
-            tokens[row.lane] = next_token(state, self.vocab)
+            if not row.replay:
+                self.sampled[row.lane] = next_token(state, self.vocab)
             healthy[row.lane] = tuple(state) not in self.sick
-        return tokens, healthy
-
-    def sample_greedy(self, logits):
-        tokens, healthy = logits
-        self.sampled = tokens
-        return array(tokens, np.int32), array(healthy, bool)
+        return Decoded(None, array([self.sampled, healthy], np.int32))
 
     def start_transfer(self, command):
         self._step()

@@ -6,7 +6,8 @@ import pytest
 from transfer_cases import PAGES, Machinery, copy, random_batch
 
 import ninfer_jax as nj
-from ninfer_jax.program import startup
+from ninfer_jax.program import sampler, startup, units
+from ninfer_jax.program.plans import DecodePlan, SamplingRows
 from scripts.parity import compare
 
 pytestmark = pytest.mark.gpu
@@ -43,6 +44,29 @@ def test_a_request_does_not_depend_on_its_neighbours(goldens):
     for prompt, sampling, result in zip(prompts, params, together, strict=True):
         (alone,) = engine.generate(prompt, sampling)
         assert alone.outputs[0].token_ids == result.outputs[0].token_ids
+
+
+def test_plain_sampling_draws_what_full_sampling_does():
+    """UN-11: bit for bit, so that a row does not notice which sampler its neighbours call for."""
+    B, V = 8, 248_320
+    rng = np.random.default_rng(0)
+    zeros, none, ones = np.zeros(B, np.float32), np.zeros(B, np.int32), np.ones(B, np.float32)
+    temperature = np.array([0.3, 0.7, 1, 1, 1.5, 2, 1, 0], np.float32)
+    seed = rng.integers(0, 2**32, (B, 2)).astype(np.uint32)
+    rows = SamplingRows(temperature, none, ones, zeros, zeros, zeros, ones, seed)
+    truncated = rows.replace(top_k=np.array([0, 0, 0, 0, 0, 0, 40, 0], np.int32))
+    state = sampler.new_sampler_state(B, V)
+    plain, full = jax.jit(units.sample_plain), jax.jit(units.sample)
+    for position in range(50):
+        logits = jax.numpy.asarray(3 * rng.standard_normal((B, V), np.float32))
+        plan = DecodePlan.null(B, 1)
+        plan.positions[:], plan.counted[:] = position, 1
+        sampled = np.stack([np.argmax(logits, axis=1), ones]).astype(np.int32)
+        assert np.array_equal(sampler.greedy(logits)[0], sampled[0])
+        got = np.asarray(plain(logits, sampled, plan, rows))
+        assert np.array_equal(got, full(state, logits, sampled, plan, rows)[1])
+        mixed = np.asarray(full(state, logits, sampled, plan, truncated)[1])
+        assert np.array_equal(np.delete(got, 6, axis=1), np.delete(mixed, 6, axis=1))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -260,9 +260,8 @@ def test_bfloat16_stays_near_float32(goldens):
 
 def test_weights_are_arguments_of_a_step_not_constants(model):
     state = new_device_state(model.config, pages=4, slots=2, dtype=jnp.float32)
-    zeros = np.zeros(2, np.int32)
-    plan = DecodePlan(zeros, zeros, np.zeros((2, 2), np.int32), read_slots=zeros, write_slots=zeros)
-    jaxpr = jax.make_jaxpr(partial(units.decode, model.config))(model.params, state, zeros, plan)
+    inputs = model.params, state, np.zeros((2, 2), np.int32), DecodePlan.null(2, 2)
+    jaxpr = jax.make_jaxpr(partial(units.decode, model.config))(*inputs)
     assert sum(np.size(c) for c in jaxpr.consts) < 100
 
 

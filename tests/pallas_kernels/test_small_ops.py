@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.causal_conv import causal_conv
+from pallas_kernels.causal_conv import causal_conv, reference
 from pallas_kernels.moe import reference as moe
 from pallas_kernels.moe import route, routed_experts
 from pallas_kernels.norms import gated_rms_norm, rms_norm
@@ -43,16 +43,19 @@ def test_gated_rms_norm_norms_first_and_gates_second():
     np.testing.assert_allclose(gated_rms_norm(*args, eps=1e-6), want, rtol=1e-5, atol=1e-6)
 
 
-def test_causal_conv_continues_across_chunks_of_any_size():
+@pytest.mark.parametrize("form", [reference._in_one_array, reference._apart])
+@pytest.mark.parametrize("bucket", [None, 24])
+def test_causal_conv_continues_across_chunks_of_any_size(form, bucket, monkeypatch):
+    monkeypatch.setattr(reference, "_in_one_array", form)  # what a CPU takes
     rng = np.random.default_rng(2)
     T, C, taps = 50, 12, 4
     x, w = rng.standard_normal((1, T, C)), rng.standard_normal((C, taps))
     padded = np.concatenate([np.zeros((taps - 1, C)), x[0]])
     want = silu(sum(w[:, j] * padded[j : j + T] for j in range(taps)))
-    run = jax.jit(causal_conv)
+    run = jax.jit(lambda *args: causal_conv(*args))
     window, start, got = jnp.zeros((1, taps - 1, C), jnp.float32), 0, []
     for size in (1, 2, 20, 3, 24):
-        chunk = np.zeros((1, 24, C), np.float32)
+        chunk = np.zeros((1, bucket or size, C), np.float32)
         chunk[0, :size] = x[0, start : start + size]
         chunk[0, size:] = 99  # columns past the length must not enter the window
         y, window = run(chunk, jnp.asarray(w, jnp.float32), window, np.array([size], np.int32))

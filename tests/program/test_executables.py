@@ -26,7 +26,7 @@ from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTra
 DEVICE = jax.devices()[0]
 ARGS = (jax.ShapeDtypeStruct((4,), np.int32),)
 UNITS = {
-    "decode", "prefill", "prompt_logprobs", "sample", "sample_greedy", "install_row",
+    "decode", "prefill", "prompt_logprobs", "sample_plain", "sample", "token_logprobs", "install_row",
     "gather_pages", "scatter_pages", "gather_images", "scatter_images", "clear_images",
 }  # fmt: skip
 OPTIONS = {
@@ -92,9 +92,8 @@ def run(program):
         lanes = [
             DecodeRow(0, i, position, 7 if position == 50 else -1, i + 1, i + 1) for i in (0, 1)
         ]
-        logits = program.decode(RunDecode(0, tuple(lanes)))
-        out += [logits, program.sample(logits, sampling, np.full(rows, position, np.int32))]
-    out.append(program.sample_greedy(logits))
+        step = program.decode(RunDecode(0, tuple(lanes)))
+        out += [step, program.sample(step.logits, sampling)]
     return [np.asarray(x).tobytes() for x in jax.tree.leaves((out, program._state))]
 
 

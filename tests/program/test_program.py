@@ -50,7 +50,7 @@ def row(lane, position, token, read, write=None, replay=False):
 
 
 def decode(program, *rows):
-    return np.asarray(program.decode(RunDecode(0, rows)))
+    return np.asarray(program.decode(RunDecode(0, rows)).logits)
 
 
 def transfer(program, *copies):
@@ -113,7 +113,7 @@ def test_a_table_is_taken_by_value(program, ids):
         if late:
             program.publish_table(PublishTable(0, 0, (4, 5, 6)))
             program.publish_table(PublishTable(0, 0, (1, 2, 3)))
-        logits = program.decode(RunDecode(0, (row(0, 128, 9, 1),)))
+        logits = program.decode(RunDecode(0, (row(0, 128, 9, 1),))).logits
         if late:
             program.publish_table(PublishTable(0, 0, ()))
         assert row_in_flight.tolist() == [1, 2, 3, 0, 0]
@@ -130,12 +130,26 @@ def test_a_published_slice_ends_the_row(program):
     assert program._tables.row(2).tolist() == [3, 7, 0, 0, 0]
     program.publish_table(PublishTable(2, 2, (8, 9)))
     assert program._tables.row(2).tolist() == [3, 7, 8, 9, 0]
-    one = program._tables.rows(frozenset({2}))
-    assert program._tables.rows(frozenset({2})) is one  # one upload as long as nothing changes
-    assert np.asarray(one).tolist() == [[0] * 5, [0] * 5, [3, 7, 8, 9, 0]]
+
+
+def test_a_plan_holds_its_rows_and_nothing_of_the_others(program):
+    """KV-33: one array, a copy of what is published; its fields read back the same in a unit."""
     program.publish_table(PublishTable(0, 0, (5,)))
-    assert np.asarray(program._tables.rows(frozenset({2}))).tolist() == np.asarray(one).tolist()
-    assert np.asarray(program._tables.rows(frozenset({0, 2})))[0].tolist() == [5, 0, 0, 0, 0]
+    program.publish_table(PublishTable(2, 0, (3, 7, 8, 9)))
+    program.decode(RunDecode(0, (row(2, 200, -1, 6, 4, replay=True),)))
+    program.decode(RunDecode(0, (row(2, 201, 17, 4),)))
+    plan = program._plan
+    program.publish_table(PublishTable(2, 0, (1,)))
+    want = {
+        "forced": [0, 0, 17], "positions": [0, 0, 201], "read_slots": [0, 0, 4], "write_slots": [0, 0, 4],
+        "counted": [0, 0, 1], "block_tables": [[0] * 5, [0] * 5, [3, 7, 8, 9, 0]],
+    }  # fmt: skip
+    fields = jax.jit(lambda plan: {name: getattr(plan, name) for name in want})(plan)
+    assert {name: x.tolist() for name, x in fields.items()} == want
+    plan = DecodePlan.null(C, 5)
+    for i, name in enumerate(want):
+        getattr(plan, name)[:] = i  # views, which do not overlap
+    assert plan.packed.tolist() == [[0, 1, 2, 3, 4, 5, 5, 5, 5, 5]] * C
 
 
 def neutral(**changes):
@@ -144,16 +158,44 @@ def neutral(**changes):
     return SamplingRows(zeros, none, ones, zeros, zeros, zeros, ones, seed).replace(**changes)
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_lanes_that_sit_out_keep_what_they_sampled(program, model, ids, full):
+def test_a_step_says_which_rows_are_not_finite(model):
+    """Of the rows that ran and of those that sat out; only the former sample."""
+    head, embed = model.params.lm_head, model.params.embed
+    head = embed if head is None else head
+    params = model.params.replace(lm_head=head, embed=embed.at[5].set(np.nan))
+    state = new_device_state(model.config, pages=4, slots=4, dtype=jax.numpy.float32)
+    plan = DecodePlan.null(4, 1)
+    plan.forced[:] = [5, 6, -1, -1]
+    plan.write_slots[:] = plan.read_slots[:] = plan.block_tables[:, 0] = [1, 2, 3, 4]
+    plan.counted[:] = [1, 1, 1, 0]
+    sampled = np.array([[8, 9, 5, 5], [1, 1, 1, 1]], np.int32)
+    step = jax.jit(partial(units.decode, model.config))
+    _, (logits, after) = step(params, state, sampled, plan)
+    tokens, healthy = np.asarray(after).tolist()
+    assert healthy == np.isfinite(logits).all(axis=1).tolist() == [False, True, False, False]
+    assert tokens[1] == np.argmax(logits[1])
+    assert tokens[3] == 5
+
+
+@pytest.mark.parametrize(
+    ("sampler", "temperature"),
+    [("greedy", 0), ("plain", 0), ("plain", 1), ("full", 0), ("full", 1)],
+)
+def test_lanes_that_sit_out_keep_what_they_sampled(program, model, ids, sampler, temperature):
     """ST-10: a null or replay row neither changes the token a lane continues with, nor counts."""
     V = model.config.vocab_size
-    positions = np.zeros(C, np.int32)
+    rows = neutral(temperature=np.full(C, temperature, np.float32))
+    full = sampler == "full"
 
-    def sample(logits):
+    def sample(decoded):
+        logits, sampled = decoded
         if full:
-            return np.asarray(program.sample(logits, neutral(), positions).tokens)
-        return np.asarray(program.sample_greedy(logits)[0])
+            sampled = program.sample(logits, rows)
+        elif sampler == "plain":
+            sampled = program.sample_plain(logits, rows)
+        tokens, healthy = np.asarray(sampled)
+        assert healthy.all()
+        return tokens
 
     for lane, slot in ((0, 1), (1, 2)):
         program.install_row(
@@ -164,7 +206,11 @@ def test_lanes_that_sit_out_keep_what_they_sampled(program, model, ids, full):
         )
         program.publish_table(PublishTable(lane, 0, (1 + 2 * lane, 2 + 2 * lane)))
         prefill(program, ids[lane:], lane, 0, 20, slot)
-    first = sample(program.decode(RunDecode(0, (row(0, 20, 7, 1), row(1, 20, 8, 2)))))
+    decoded = program.decode(RunDecode(0, (row(0, 20, 7, 1), row(1, 20, 8, 2))))
+    first = sample(decoded)
+    likeliest = np.argmax(decoded.logits, axis=1)
+    assert (first[:2] == likeliest[:2]).all() == (temperature == 0)
+    assert np.asarray(decoded.sampled)[0, :2].tolist() == likeliest[:2].tolist()
     # Lane 1 runs on alone; lane 0 sits out once and replays once, elsewhere.
     sample(program.decode(RunDecode(0, (row(1, 21, -1, 2),))))
     program.publish_table(PublishTable(2, 0, (9, 10)))
@@ -232,22 +278,21 @@ def test_callers_may_change_their_arrays_after_a_call(program, model, ids):
     """OWN-08, KV-32: units read copies."""
     V = model.config.vocab_size
     program.publish_table(PublishTable(0, 0, (1, 2)))
-    mine, positions, counts = ids[:64].copy(), np.full(C, 3, np.int32), np.zeros(V, np.int32)
+    mine, counts = ids[:64].copy(), np.zeros(V, np.int32)
     hidden = program.prefill(RunPrefill(0, 0, 0, 0, 64, 1, 1), mine)
     scored = program.prompt_logprobs(hidden, mine)
     mine[:] = 0
     rows = program.put(neutral(temperature=np.ones(C, np.float32)))
-    logits = program.decode(RunDecode(0, (row(0, 64, 7, 1),)))
+    logits, _ = program.decode(RunDecode(0, (row(0, 64, 7, 1),)))
     program.install_row(0, counts=counts, prompt=np.zeros(V, bool), bias=np.zeros(V, np.float32))
     counts[:] = 9
-    sampled = program.sample(logits, rows, positions)
-    positions[:] = 99
+    sampled = program.sample(logits, rows)
     again = program.prefill(RunPrefill(0, 0, 0, 0, 64, 1, 1), ids[:64])
     assert np.array_equal(np.asarray(hidden), np.asarray(again))
     rescored = program.prompt_logprobs(again, ids[:64])
     assert np.array_equal(np.asarray(scored.logprob), np.asarray(rescored.logprob))
-    resampled = program.sample(logits, rows, np.full(C, 3, np.int32))
-    assert np.array_equal(np.asarray(sampled.tokens), np.asarray(resampled.tokens))
+    resampled = program.sample(logits, rows)
+    assert np.array_equal(np.asarray(sampled), np.asarray(resampled))
     assert np.asarray(program._sampler.counts)[0].sum() == 2
 
 
@@ -288,9 +333,10 @@ def test_nothing_compiles_after_start(program, ids):
             hidden = program.prefill(RunPrefill(0, 0, 0, 0, size, 1, 2), ids[:size])
             program.prompt_logprobs(hidden, ids[:size])
         for rows in ((), (row(0, 128, -1, 1, 4),)):
-            logits = program.decode(RunDecode(0, rows))
-            program.sample_greedy(logits)
-            program.sample(logits, program.put(neutral()), np.zeros(C, np.int32))
+            logits, _ = program.decode(RunDecode(0, rows))
+            program.sample_plain(logits, program.put(neutral()))
+            program.sample(logits, program.put(neutral()))
+            program.token_logprobs(logits)
         page = program.limits.layout.pools[0].page_bytes
         for count in (1, 2, 3, 6, 15):
             there = [Copy("page", "d2h", 0, i + 1, i * page, 0) for i in range(count)]
@@ -322,8 +368,7 @@ def test_units_change_the_state_in_place(model, name):
         if name == "prefill":
             inputs = (PrefillPlan(i32(64), i32(), i32(), i32(5), i32(), i32()),)
         else:
-            plan = DecodePlan(i32(C), i32(C), i32(C, 5), i32(C), i32(C))
-            inputs = (i32(C), plan)
+            inputs = (i32(2, C), DecodePlan(i32(C, 10)))
         unit = jax.jit(partial(getattr(units, name), model.config), donate_argnums=1)
         memory = unit.lower(model.params, state, *inputs).compile().memory_analysis()
         return memory.temp_size_in_bytes
@@ -353,7 +398,7 @@ def test_after_close_every_call_says_so(model):
     program = startup.start(model, EngineConfig(**OPTIONS))
     leave = program.start_transfer(RunTransfer(1, (Copy("page", "d2h", 0, 1, 0, 0),)))
     zeros = np.zeros(C, np.int32)
-    logits = program.decode(RunDecode(0, ()))
+    logits, _ = program.decode(RunDecode(0, ()))
     program.close()
     program.close()
     assert leave.ready()
@@ -362,8 +407,9 @@ def test_after_close_every_call_says_so(model):
         lambda: program.prefill(RunPrefill(0, 0, 0, 0, 1, 1, 1), zeros[:1]),
         lambda: program.prompt_logprobs(logits, zeros),
         lambda: program.decode(RunDecode(0, ())),
-        lambda: program.sample_greedy(logits),
-        lambda: program.sample(logits, neutral(), zeros),
+        lambda: program.sample_plain(logits, neutral()),
+        lambda: program.sample(logits, neutral()),
+        lambda: program.token_logprobs(logits),
         lambda: program.install_row(0, counts=zeros, prompt=zeros, bias=zeros),
         lambda: program.start_transfer(RunTransfer(1, ())),
         lambda: program.put(zeros),

@@ -8,13 +8,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ninfer_jax.program import sampler
-from ninfer_jax.program.plans import SamplingRows
+from ninfer_jax.program import sampler, units
+from ninfer_jax.program.plans import DecodePlan, SamplingRows
 
 V = 37
 truncate = jax.jit(sampler.truncate)
 adjust = jax.jit(sampler.adjust)
 sample = jax.jit(sampler.sample)
+plain = jax.jit(units.sample_plain)
+sample_unit = jax.jit(units.sample)
 
 
 def rows(B, **given):
@@ -105,7 +107,7 @@ def test_draws_follow_the_distribution():
         params = rows(B, **options, seed=np.tile([3, 4], (B, 1)))
         draw = jax.jit(partial(sampler.sample, state))
         got = np.concatenate(
-            [np.asarray(draw(tiled, params, np.arange(i, i + B, dtype=np.int32))[1].tokens) for i in range(0, n, B)]
+            [np.asarray(draw(tiled, params, np.arange(i, i + B, dtype=np.int32))[1]) for i in range(0, n, B)]
         )  # fmt: skip
         temperature = options.get("temperature", 1.0)
         stay = kept(
@@ -129,13 +131,12 @@ def test_a_draw_depends_on_seed_and_position_only():
     _, want = sample(state, logits, rows(6, seed=seeds), positions)
     order = rng.permutation(6)
     _, mixed = sample(state, logits[order], rows(6, seed=seeds[order]), positions[order])
-    assert np.array_equal(mixed.tokens, np.asarray(want.tokens)[order])
+    assert np.array_equal(mixed, np.asarray(want)[order])
     same = np.tile(logits[:1], (6, 1))
     for changed in ({"seed": seeds}, {"seed": np.tile(seeds[:1], (6, 1))}):
         at = positions if len(np.unique(changed["seed"])) == 2 else np.full(6, 7, np.int32)
         many = [
-            np.asarray(sample(state, same, rows(6, **changed), at + 1000 * i)[1].tokens)
-            for i in range(20)
+            np.asarray(sample(state, same, rows(6, **changed), at + 1000 * i)[1]) for i in range(20)
         ]
         assert len({tuple(x) for x in np.array(many).T.tolist()}) == 6
 
@@ -146,12 +147,48 @@ def test_greedy_takes_the_lowest_id_and_leaves_neighbours_random():
     state = sampler.new_sampler_state(2, V)
     params = rows(2, temperature=np.array([0.0, 1.0]), seed=np.ones((2, 2)))
     tokens = [
-        np.asarray(sample(state, logits, params, np.full(2, i, np.int32))[1].tokens)
-        for i in range(40)
+        np.asarray(sample(state, logits, params, np.full(2, i, np.int32))[1]) for i in range(40)
     ]
     assert {int(t[0]) for t in tokens} == {5}
     assert len({int(t[1]) for t in tokens}) > 3
     assert np.asarray(sampler.greedy(jnp.asarray(logits))[0]).tolist() == [5, 5]
+
+
+@given(
+    seed=st.integers(0, 2**31), vocab=st.sampled_from([V, 1000, 4099]), lost=st.sampled_from([0.0, 0.9]),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_plain_sampling_is_full_sampling_that_asks_for_nothing(seed, vocab, lost):
+    """UN-11: a row's tokens are the same bit for bit whatever sampler its neighbours call for."""
+    rng = np.random.default_rng(seed)
+    B = 6
+    logits = rng.standard_normal((B, vocab)).astype(np.float32) * 4
+    logits[rng.random(logits.shape) < lost] = -np.inf
+    logits[:, 0] = 0
+    plan = DecodePlan.null(B, 3)
+    plan.positions[:] = rng.integers(0, 10**6, B)
+    plan.counted[:] = [1, 1, 1, 1, 1, 0]
+    seeds = rng.integers(0, 2**32, (B, 2))
+    temperature = np.array([0.0, 0.6, 1.0, 1.7, 1e-3, 1.0])
+    sampled = np.stack([np.argmax(logits, axis=1), [1, 1, 0, 1, 1, 1]]).astype(np.int32)
+    sampled[0, 5] = 7
+    got = np.asarray(plain(logits, sampled, plan, rows(B, temperature=temperature, seed=seeds)))
+    # The first three rows ask for nothing either time, the next two for a penalty and a truncation.
+    counts = np.zeros((B, vocab), np.int32)
+    counts[3] = rng.integers(0, 3, vocab)
+    state = sampler.new_sampler_state(B, vocab).replace(counts=jnp.asarray(counts))
+    for options, same in (
+        ({}, [0, 1, 2, 3, 4, 5]),
+        ({"top_k": [0, 0, 0, 0, 3, 0]}, [0, 1, 2, 3, 5]),
+        ({"presence_penalty": [0, 0, 0, 1, 0, 0], "top_p": [1, 1, 1, 1, 0.5, 1]}, [0, 1, 2, 5]),
+    ):
+        params = rows(B, temperature=temperature, seed=seeds, **options)
+        after, full = sample_unit(state, logits, sampled, plan, params)
+        assert np.array_equal(got[:, same], np.asarray(full)[:, same])
+        assert (np.asarray(after.counts) - counts).sum(axis=1).tolist() == [1, 1, 1, 1, 1, 0]
+    assert got[0, 0] == sampled[0, 0]
+    assert got[0, 5] == 7
+    assert got[1].tolist() == sampled[1].tolist()
 
 
 def test_counts_follow_the_drawn_tokens():
@@ -170,11 +207,8 @@ def test_broken_rows_are_told_apart():
     logits[1, 4] = np.nan
     logits[2, 4] = np.inf
     logits[3] = -np.inf
-    for healthy in (
-        sampler.greedy(jnp.asarray(logits))[1],
-        sample(sampler.new_sampler_state(4, V), logits, rows(4), np.zeros(4, np.int32))[1].healthy,
-    ):
-        assert np.asarray(healthy).tolist() == [True, False, False, False]
+    _, healthy = sampler.greedy(jnp.asarray(logits))
+    assert np.asarray(healthy).tolist() == [True, False, False, False]
 
 
 def test_extreme_logits_and_bias_stay_finite():
@@ -184,8 +218,7 @@ def test_extreme_logits_and_bias_stay_finite():
     state = state.replace(bias=state.bias.at[0, 2].set(-np.inf))
     for options in ({}, {"top_k": 2}, {"top_p": 0.5}, {"temperature": 1e-3, "min_p": 0.5}):
         _, drawn = sample(state, logits, rows(1, **options), np.zeros(1, np.int32))
-        assert int(drawn.tokens[0]) != 2
-        assert bool(drawn.healthy[0])
+        assert int(drawn[0]) != 2
 
 
 @given(
