@@ -10,10 +10,6 @@ Implementation = Literal["reference", "pallas"] | None
 
 NO_KERNEL_YET = "no GPU kernel has been written for this op yet; use None or 'reference'"
 
-UNPROVEN = {"gated_delta_chunked", "paged_attention of a prefill", "sparse_layer of many tokens"}
-"""Kernels that None does not pick: they have not passed all their tests on a device yet. "pallas" runs them; to try
-them inside a model, empty this set before anything is traced."""
-
 
 def not_hopper() -> str | None:
     """Why kernels for Hopper cannot run on the default device, or None."""
@@ -39,7 +35,7 @@ def takes_kernel(op: str, implementation: Implementation, unavailable: str | Non
       ValueError: the name is unknown.
     """
     if implementation is None:
-        return unavailable is None and op not in UNPROVEN
+        return unavailable is None
     if implementation == "reference":
         return False
     if implementation != "pallas":

@@ -49,7 +49,6 @@ from ninfer_jax.models.model import Model
 from ninfer_jax.program import startup
 from ninfer_jax.program.plans import SamplingRows
 from ninfer_jax.program.program import Program
-from pallas_kernels import dispatch
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill
 from scripts.provenance import measured_with
 
@@ -357,21 +356,15 @@ def main() -> int:
     parser.add_argument("--models", default="0.8B,4B,27B,35B-A3B")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--out", type=Path)
-    parser.add_argument(
-        "--unproven", action="store_true", help="also kernels not picked by default"
-    )
     parser.add_argument("--huggingface", metavar="MODELS", help="for example 0.8B,4B")
     args = parser.parse_args()
     if jax.default_backend() != "gpu":
         print("no GPU: jax finds none", file=sys.stderr)
         return 2
-    if args.unproven:
-        dispatch.UNPROVEN.clear()
     if jax.config.jax_compilation_cache_dir is None:
         kept = tempfile.TemporaryDirectory()  # until the process ends
         jax.config.update("jax_compilation_cache_dir", kept.name)
     results = Results(args.out)
-    results.document["unproven_kernels"] = args.unproven
     if args.huggingface:
         command = [
             sys.executable,

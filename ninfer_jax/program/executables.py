@@ -7,13 +7,12 @@ found here without lowering, by a name that must tell everything that decides th
 - the versions of the compiled packages (jaxlib, plugins, CUDA libraries) and of the client, and Python's;
 - the devices: platform, kind, processors, compute capability, id (on CPU also the name of the machine);
 - JAX's configuration, environment variables that JAX, XLA and Mosaic read, the compiler options;
-- which kernels `None` picks (`pallas_kernels.dispatch.UNPROVEN`);
 - the unit: its name, and what the caller says it depends on (model, layout, dtype);
 - its arguments: tree, shapes, dtypes, memory layouts, shardings.
 
 Sources must not differ from what this process imported, so nothing is loaded or kept if one changed less than 10 s
-before this module was imported, or since. Not seen is what a process changes in modules other than `UNPROVEN`, what it
-sets around a start by private means of JAX, and another CUDA toolkit or driver under the same version.
+before this module was imported, or since. Not seen is what a process changes in modules, what it sets around a start by
+private means of JAX, and another CUDA toolkit or driver under the same version.
 
 Entries are pickles: loading one may run code. They are kept in a folder of the user's own, mode 0700; one that others
 own or may write to is not used. Any number of processes may share it.
@@ -42,8 +41,6 @@ import jax
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Compiled, Wrapped
-
-from pallas_kernels import dispatch
 
 PACKAGES = ("artifacts", "jax", "ninfer_jax", "pallas_kernels", "planner")
 """Packages whose sources decide what a unit computes and how."""
@@ -187,7 +184,6 @@ def _environment(device: jax.Device) -> tuple[Any, ...]:
         # As a `with` block may have set it, where the name can be read so.
         sorted((name, repr(getattr(jax.config, name, config[name]))) for name in config),
         sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES)),
-        sorted(dispatch.UNPROVEN),
     )
 
 

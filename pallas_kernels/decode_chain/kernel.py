@@ -2,21 +2,16 @@
 
 With at most 8 rows a matrix product is a read of its weights, and a step is as fast as the weights stream. Separate
 kernels leave the memory idle at each boundary: launch, first loads, last stragglers. Here one block a multiprocessor
-stays for a whole chain of products and has three warpgroups. One keeps a ring of weight tiles in flight through the
-copy engine, across any number of stages, since weights depend on nothing. One loads the rows of x that go with them,
-once counters in global memory say that other blocks have written them. One multiplies, and sums what blocks share.
+stays for a whole chain of products; one warpgroup keeps a ring of weight tiles in flight through the copy engine, and
+runs ahead of the data dependences, since weights depend on nothing; the other multiplies and waits for what other
+blocks compute on counters in global memory.
 
 - Tiles of 64 weight rows are the M side of `wgmma`, the rows of x its N side of 8.
 - All blocks must be resident at once: one block a multiprocessor, at most as many as there are.
-- The tiles x steps of K of a product are cut into runs, one a block, as equal as they can be over the whole chain. A
-  tile that several blocks share is summed in the order of K by the block that begins it; the others reach it first in
-  their runs.
-- A column of a `wgmma` result depends on its own row of x alone, and the order of summation on the chain's shapes
-  alone: a row's bits do not depend on its neighbours.
-- Nobody waits in a circle. Order the work by stage; in a stage come first parts of tiles that other blocks own, then
-  own tiles by index. The loader of weights waits only for slots that earlier steps of its block empty, the loader of x
-  also for the stage before; who multiplies waits for both loaders, and to finish a tile for its other parts, or for the
-  tile before that it overlaps. All of that comes earlier. Both loaders see each slot empty before it can fill again.
+- The tiles x steps of K of a product are cut into equal runs, one a block, so that all blocks end together. A tile that
+  several blocks share is summed in the order of K by the block that begins it; the others reach it first in their runs.
+- A column of a `wgmma` result depends on its own row of x alone, and the order of summation on shapes alone: a row's
+  bits do not depend on its neighbours.
 - The RMS norm is split: who adds to the residual stream also multiplies it by (1 + weight) and stores sums of squares,
   and the product that reads it scales its result. Scaling a row after the product differs from before it by rounding.
 - Weights are taken as the whole stack [L, M, K] and a layer index, so a loop over layers copies nothing.
@@ -33,11 +28,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.decode_chain.stages import HALF, ROWS, TILE, Add, Product, Result, adds, cuts
+from pallas_kernels.decode_chain.stages import HALF, ROWS, TILE, Add, Product, Result, adds
 from pallas_kernels.mosaic import fence_copy_engine, read
-
-_MULTIPLY, _WEIGHTS, _ROWS = range(3)
-"""Roles of a block's warpgroups."""
 
 
 def multiprocessors() -> int:
@@ -65,7 +57,6 @@ def chain(
       interpret: parameters of Mosaic's interpreter, to run without a GPU.
     """
     blocks = blocks or multiprocessors()
-    cut_of = cuts(stages, blocks)
     H = residual.shape[0]
     chunks = H // TILE
     f32, bf16, wgmma = jnp.float32, jnp.bfloat16, plgpu.Layout.WGMMA
@@ -79,7 +70,7 @@ def chain(
 
     places: list[dict[str, int]] = []
     counters = stacks = 0
-    for i, (stage, own) in enumerate(zip(stages, weights, strict=True)):
+    for stage, own in zip(stages, weights, strict=True):
         at: dict[str, int] = {"done": counters, "stack": stacks}
         counters += 1
         stacks += len(own)
@@ -97,7 +88,7 @@ def chain(
                 "flags": counters,
             }
             counters += blocks
-            if cut_of[i].ordered:
+            if stage.ordered(blocks):
                 at["order"] = counters
                 counters += 1
         places.append(at)
@@ -125,12 +116,17 @@ def chain(
                 return outs[at["normed"]], at["done"], chunks
             return outs[at["result"]], at["done"], blocks
 
-        def load_weights(i: int, stage: Product, issued: Any) -> Any:
+        def load(i: int, stage: Product, issued: Any) -> Any:
             weight, layer = weight_refs[places[i]["stack"]], layers_ref[places[i]["stack"]]
+            x, counter, count = source(i)
+            begin, end = stage.span(block, blocks)
+            steps = stage.steps
 
-            def one(step: Any, slot: Any) -> None:
-                row = stage.row(step // stage.steps)
-                k = step % stage.steps * stage.step
+            def weights_of(n: Any) -> None:
+                step, slot = begin + n, jax.lax.rem(issued + n, depth)
+                pl.when(issued + n >= depth)(lambda: plgpu.barrier_wait(emptied.at[slot]))
+                row = stage.row(step // steps)
+                k = step % steps * stage.step
                 for half in range(2):
                     if stage.kind == "swiglu":
                         piece = weight.at[
@@ -140,30 +136,23 @@ def chain(
                         piece = weight.at[layer, pl.ds(row, TILE), pl.ds(k + half * HALF, HALF)]
                     plgpu.copy_gmem_to_smem(piece, w_smem.at[slot, half], filled.at[slot])
 
-            return load(i, issued, one)
-
-        def load_rows(i: int, stage: Product, issued: Any) -> Any:
-            x, counter, count = source(i)
-            if counter is not None:
-                wait(counter, count)
-                fence_copy_engine()
-
-            def one(step: Any, slot: Any) -> None:
-                at = pl.ds(step % stage.steps * stage.step, stage.step)
+            def rows_of(n: Any) -> None:
+                step, slot = begin + n, jax.lax.rem(issued + n, depth)
+                at = pl.ds(step % steps * stage.step, stage.step)
                 place = x_smem.at[slot, :, pl.ds(0, stage.step)]
                 plgpu.copy_gmem_to_smem(x.at[:, at], place, filled.at[slot])
 
-            return load(i, issued, one)
+            ahead = jnp.minimum(end - begin, depth)
+            pl.loop(0, ahead)(weights_of)
+            if counter is not None:
+                wait(counter, count)
+                fence_copy_engine()
+            pl.loop(0, ahead)(rows_of)
 
-        def load(i: int, issued: Any, one: Callable[[Any, Any], None]) -> Any:
-            """A stage's steps, each into a slot that is empty; `issued` counts those of the stages before."""
-            begin, end = cut_of[i].span(block)
-
-            @pl.loop(0, end - begin)
+            @pl.loop(ahead, end - begin)
             def _(n: Any) -> None:
-                slot = jax.lax.rem(issued + n, depth)
-                pl.when(issued + n >= depth)(lambda: plgpu.barrier_wait(emptied.at[slot]))
-                one(begin + n, slot)
+                weights_of(n)
+                rows_of(n)
 
             return issued + end - begin
 
@@ -205,8 +194,8 @@ def chain(
             out.at[:, channels].transpose((1, 0))[...] = value
 
         def multiply(i: int, stage: Product, done: Any) -> Any:
-            at, cut = places[i], cut_of[i]
-            begin, end = cut.span(block)
+            at = places[i]
+            begin, end = stage.span(block, blocks)
             scale = scale_of(i)
             pieces, shared = stage.pieces, outs[at["shared"]]
 
@@ -234,35 +223,24 @@ def chain(
                     return tuple(acc[...] for acc in accs)
 
                 totals = pl.run_scoped(sums, *(plgpu.ACC((TILE, ROWS), f32),) * pieces)
-                owner = cut.owner(tile)
+                owner = stage.owner(tile, blocks)
 
                 @pl.when(block > owner)
                 def _give() -> None:
                     for p in range(pieces):
                         shared.at[block, p][...] = totals[p]
-                    signal(at["flags"] + owner)
+                    signal(at["flags"] + block)
 
                 def sum_of_all() -> Any:
-                    count = cut.sharers(tile)
+                    def take(other: Any, results: Any) -> Any:
+                        wait(at["flags"] + block + other, 1)
+                        return tuple(
+                            r + read(shared.at[block + other, p], wgmma)
+                            for p, r in enumerate(results)
+                        )
 
-                    def take(_: Any, results: Any) -> Any:
-                        wait(at["flags"] + block, count)
-                        # All reads are under way together; what lies past the last sharer may be anything.
-                        others = [
-                            [
-                                read(shared.at[jnp.minimum(block + n, blocks - 1), p], wgmma)
-                                for p in range(pieces)
-                            ]
-                            for n in range(1, cut.most_sharers + 1)
-                        ]
-                        for n, parts in enumerate(others, 1):
-                            results = tuple(
-                                r + jnp.where(jnp.broadcast_to(count, part.shape) >= n, part, 0.0)
-                                for r, part in zip(results, parts, strict=True)
-                            )
-                        return results
-
-                    results = jax.lax.fori_loop(0, jnp.minimum(count, 1), take, totals)
+                    count = stage.sharers(tile, blocks)
+                    results = jax.lax.fori_loop(1, count + 1, take, totals)
                     return results if scale is None else tuple(r * scale for r in results)
 
                 @pl.when(block == owner)
@@ -295,16 +273,14 @@ def chain(
             for begin in range(0, chunks, blocks):
                 pl.when(block < chunks - begin)(partial(one, block + begin))
 
-        for loader, load_stage in ((_WEIGHTS, load_weights), (_ROWS, load_rows)):
+        @pl.when(role == 1)
+        def _load() -> None:
+            issued = jnp.int32(0)
+            for i, stage in enumerate(stages):
+                if isinstance(stage, Product):
+                    issued = load(i, stage, issued)
 
-            @pl.when(role == loader)
-            def _load(load_stage: Any = load_stage) -> None:
-                issued = jnp.int32(0)
-                for i, stage in enumerate(stages):
-                    if isinstance(stage, Product):
-                        issued = load_stage(i, stage, issued)
-
-        @pl.when(role == _MULTIPLY)
+        @pl.when(role == 0)
         def _multiply() -> None:
             done = jnp.int32(0)
             for i, stage in enumerate(stages):
@@ -325,7 +301,7 @@ def chain(
         ),
         grid=(blocks,),
         grid_names=("block",),
-        num_threads=3,
+        num_threads=2,
         thread_name="role",
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True

@@ -1,10 +1,9 @@
 """What a chain is made of, and the arithmetic of how its kernel shares the work.
 
-A product has tiles of 64 outputs, and a tile `steps` steps along K. All steps, tile after tile, are cut into runs, one
-a thread block, of which the longest has one unit of steps more than the shortest. The block that computes a tile's
-first step owns it: it sums what the others computed of the tile and writes the result. Since runs are contiguous, those
-others are the next blocks, and the tile is the first thing in each of their runs, so that they give their part before
-they wait for anybody: nobody waits in a circle.
+A product has tiles of 64 outputs, and a tile `steps` steps along K. All steps, tile after tile, are cut into equal
+runs, one a thread block. The block that computes a tile's first step owns it: it sums what the others computed of the
+tile and writes the result. Since runs are contiguous, those others are the next blocks, and the tile is the first thing
+in each of their runs, so that they give their part before they wait for anybody: nobody waits in a circle.
 
 Methods that take a tile or a block take Python integers and traced ones.
 """
@@ -71,17 +70,14 @@ class Product:
     def tiles(self) -> int:
         return -(-self.outputs // TILE)
 
-    def unit(self, blocks: int) -> int:
-        """Steps that stay together.
+    def run(self, blocks: int) -> int:
+        """Most steps of a block."""
+        return -(-self.tiles * self.steps // blocks)
 
-        Where runs are no longer than a tile, a sum costs the owner a wait for each part. So tiles are cut into as few
-        parts as leave the longest run as it is.
-        """
-        total = self.tiles * self.steps
-        most = -(-total // blocks)
-        units = [u for u in range(1, most + 1) if self.steps % u == 0]
-        longest = {u: u * -(-total // (u * blocks)) for u in units}
-        return max(u for u in units if longest[u] == most) if most <= self.steps else 1
+    def span(self, block: Any, blocks: int) -> tuple[Any, Any]:
+        """First step of a block and the one past its last; step `s` belongs to tile `s // steps`."""
+        run, total = self.run(blocks), self.tiles * self.steps
+        return _least(block * run, total), _least((block + 1) * run, total)
 
     def tiles_of(self, begin: Any, end: Any) -> tuple[Any, Any]:
         """First tile of the steps from `begin` to before `end`, and the one past their last."""
@@ -92,63 +88,24 @@ class Product:
         low, high = tile * self.steps, (tile + 1) * self.steps
         return _most(begin, low), _least(end, high)
 
+    def owner(self, tile: Any, blocks: int) -> Any:
+        """Block that computes a tile's first step."""
+        return tile * self.steps // self.run(blocks)
+
+    def sharers(self, tile: Any, blocks: int) -> Any:
+        """How many blocks after the owner compute steps of a tile."""
+        return ((tile + 1) * self.steps - 1) // self.run(blocks) - self.owner(tile, blocks)
+
     def row(self, tile: Any) -> Any:
         """First output of a tile; where 64 does not divide the outputs, the last tile overlaps the one before."""
         return _least(tile * TILE, self.outputs - TILE)
 
-
-@dataclass(frozen=True)
-class Cut:
-    """How blocks share the steps of a product; step `s` belongs to tile `s // steps`.
-
-    Blocks from `low` to before `high` have `inside` steps each, all others `outside`. Where one of the two is 0 it is
-    `outside`, so that blocks with steps are neighbours.
-    """
-
-    product: Product
-    low: int
-    high: int
-    inside: int
-    outside: int
-
-    def steps_of(self, block: int) -> int:
-        return self.inside if self.low <= block < self.high else self.outside
-
-    def span(self, block: Any) -> tuple[Any, Any]:
-        """First step of a block and the one past its last."""
-        return self._begin(block), self._begin(block + 1)
-
-    def owner(self, tile: Any) -> Any:
-        """Block that computes a tile's first step."""
-        return self._block(tile * self.product.steps)
-
-    def sharers(self, tile: Any) -> Any:
-        """How many blocks after the owner compute steps of a tile."""
-        return self._block((tile + 1) * self.product.steps - 1) - self.owner(tile)
-
-    @property
-    def most_sharers(self) -> int:
-        return max(self.sharers(tile) for tile in range(self.product.tiles))
-
-    @property
-    def ordered(self) -> bool:
+    def ordered(self, blocks: int) -> bool:
         """Whether the last two tiles must be written in order.
 
-        They overlap, and where one is cut, each may sum its rows in pieces of its own: equal up to rounding only.
+        They overlap, and where tiles are cut, each may sum its rows in pieces of its own: equal up to rounding only.
         """
-        tiles, overlap = self.product.tiles, self.product.outputs % TILE > 0
-        return overlap and any(self.sharers(tile) > 0 for tile in (tiles - 2, tiles - 1))
-
-    def _begin(self, block: Any) -> Any:
-        within = _least(_most(block - self.low, 0), self.high - self.low)
-        return block * self.outside + within * (self.inside - self.outside)
-
-    def _block(self, step: Any) -> Any:
-        low, high = self._begin(self.low), self._begin(self.high)
-        before = _least(step - low, 0) // max(self.outside, 1)
-        within = _least(_most(step - low, 0), high - low) // self.inside
-        after = _most(step - high, 0) // max(self.outside, 1)
-        return self.low + before + within + after
+        return self.outputs % TILE > 0 and self.run(blocks) % self.steps > 0
 
 
 @dataclass(frozen=True)
@@ -170,33 +127,6 @@ class Result(NamedTuple):
     squares: Any
     """Of a last stage that adds: float32 [128, 8], sums of squares over runs of 64 channels; from row H / 64 on
     unwritten."""
-
-
-def cuts(stages: Sequence[Product | Add], blocks: int) -> dict[int, Cut]:
-    """How the blocks share each product, by its place among the stages.
-
-    Where blocks do not divide the units of steps, neighbours get one more each: those that have least of the stages
-    before, as near as can be behind those that got one last.
-    """
-    found, totals, high = {}, [0] * blocks, 0
-    for i, product in enumerate(stages):
-        if not isinstance(product, Product):
-            continue
-        unit = product.unit(blocks)
-        least, extra = divmod(product.tiles * product.steps // unit, blocks)
-        # The last block's neighbour is the first one, but not where the others have nothing.
-        starts = [low % blocks for low in range(high, high + blocks)]
-        starts = [low for low in starts if least or low + extra <= blocks]
-        low = min(starts, key=lambda low: sum((totals * 2)[low : low + extra]))
-        high = (low + extra) % blocks
-        fewer, more = least * unit, (least + 1) * unit
-        if low + extra > blocks:
-            cut = Cut(product, high, low, fewer, more)
-        else:
-            cut = Cut(product, low, low + extra, more, fewer)
-        totals = [sofar + cut.steps_of(b) for b, sofar in enumerate(totals)]
-        found[i] = cut
-    return found
 
 
 def adds(stage: Product | Add) -> bool:

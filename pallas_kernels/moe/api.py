@@ -95,9 +95,7 @@ def sparse_layer(
     why_not = kernel.unavailable(
         x.dtype, E=E, H=H, width=width, shared_width=shared_down.shape[2], top_k=top_k
     )
-    many = x.shape[0] > reference.GATHER_TOKENS
-    name = "sparse_layer of many tokens" if many else "sparse_layer"
-    if takes_kernel(name, implementation, why_not):
+    if takes_kernel("sparse_layer", implementation, why_not):
         return kernel.sparse_layer(
             x,
             router,

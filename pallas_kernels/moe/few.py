@@ -30,7 +30,7 @@ from jaxlib.mlir.dialects import arith, memref
 
 from pallas_kernels.moe import choice
 from pallas_kernels.moe.choice import ROWS, Value
-from pallas_kernels.mosaic import fence_copy_engine, prefetch_rows
+from pallas_kernels.mosaic import fence_copy_engine
 
 CHUNK = 128
 """Columns of a weight tile."""
@@ -38,8 +38,6 @@ STACK = 8
 """Slots a phase 1 product stacks, 8 rows of each."""
 _TILE = STACK * ROWS
 _SHARED_MEMORY = 227 << 10
-_AHEAD = 4
-"""Slots of a block whose gate and up rows are brought into the L2 cache at once: 32 MiB of all blocks."""
 _CONSUMER, _WEIGHTS, _ACTIVATIONS = range(3)
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
@@ -361,17 +359,6 @@ def _body(
             normalise=normalise,
         )
         plgpu.barrier_arrive(planned)
-
-        # The tiles of phase 1 are many short stretches of memory; ask for the whole rows first.
-        for j in range(_AHEAD):
-            ahead = way + ways * j
-
-            @pl.when((ahead > 0) & (ahead < plan[0]))
-            def _prefetch(ahead: jax.Array = ahead) -> None:
-                base = (layer_gmem[0] * E + plan[1 + ahead]) * (2 * width) + group * ROWS
-                for half in range(2):
-                    prefetch_rows(experts_gate_up, base + half * width, ROWS)
-
         plgpu.semaphore_wait(met, n_blocks, decrement=False, memory_scope="gpu")
         fence_copy_engine()
 

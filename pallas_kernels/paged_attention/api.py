@@ -82,7 +82,7 @@ def paged_attention(
     args = (q, k_pages, v_pages, layer, block_tables, starts, lengths)
     if few is None and takes_kernel("paged_attention", implementation, few):
         return decode_kernel.paged_attention(*args, scale=scale)
-    if takes_kernel("paged_attention of a prefill", implementation, many and f"{few}; {many}"):
+    if takes_kernel("paged_attention", implementation, many and f"{few}; {many}"):
         return prefill_kernel.paged_attention(*args, scale)
     return reference.paged_attention(*args, scale)
 

@@ -32,114 +32,63 @@ def products(draw):
     return Product(rows, step * draw(st.integers(1, 12)), kind)
 
 
-def chains():
-    return st.lists(products(), min_size=1, max_size=5)
-
-
-def computed(cut, blocks):
-    """Block of each step, from what the blocks say of themselves."""
-    who = []
+@settings(deadline=None)
+@given(product=products(), blocks=st.integers(1, 200))
+@example(product=Product(64, 512, "rows"), blocks=132)
+@example(product=Product(8224, 1024, "rows"), blocks=114)
+def test_every_step_is_computed_once_and_nobody_waits_in_a_circle(product, blocks):
+    computed = {}
     for block in range(blocks):
-        begin, end = cut.span(block)
-        assert begin == len(who)  # a run begins where the one before ends
-        assert cut.steps_of(block) == end - begin
-        who += [block] * (end - begin)
-    return who
-
-
-@settings(deadline=None)
-@given(chain=chains(), blocks=st.integers(1, 200))
-@example(chain=[Product(64, 512, "rows")], blocks=132)
-@example(chain=[Product(8224, 1024, "rows")], blocks=114)
-# Neighbours over the end of the blocks; then blocks without steps, which no such neighbours may hold.
-@example(chain=[Product(64 * 7, 512, "rows"), Product(64 * 15, 512, "rows")], blocks=10)
-@example(chain=[Product(64 * 7, 512, "rows"), Product(64 * 5, 512, "rows")], blocks=10)
-def test_every_step_is_computed_once_and_nobody_waits_in_a_circle(chain, blocks):
-    for product, cut in zip(chain, stages.cuts(chain, blocks).values(), strict=True):
-        assert cut.product is product
-        who = computed(cut, blocks)
-        assert len(who) == product.tiles * product.steps
-        for tile in range(product.tiles):
-            of_tile = who[tile * product.steps : (tile + 1) * product.steps]
-            owner, sharers = cut.owner(tile), cut.sharers(tile)
-            assert list(dict.fromkeys(of_tile)) == list(range(owner, owner + sharers + 1))
-        for block in set(who):
-            begin, end = cut.span(block)
-            tiles = range(*product.tiles_of(begin, end))
-            steps = []
-            for tile in tiles:
-                low, high = product.part(tile, begin, end)
-                assert low < high
-                steps += [(tile, step - tile * product.steps) for step in range(low, high)]
-            assert steps == [divmod(step, product.steps) for step in range(begin, end)]
+        begin, end = product.span(block, blocks)
+        tiles = range(*product.tiles_of(begin, end))
+        assert (begin < end) == (len(tiles) > 0)
+        at = begin
+        for n, tile in enumerate(tiles):
+            low, high = product.part(tile, begin, end)
+            assert low == at < high  # a run has no gaps, and no tile of nothing
+            at = high
+            for step in range(low, high):
+                assert computed.setdefault((tile, step - tile * product.steps), block) == block
+            owner = product.owner(tile, blocks)
+            assert owner <= block <= owner + product.sharers(tile, blocks)
             # Whoever gives a part of somebody else's tile does so before all else.
-            assert all(cut.owner(tile) == block for tile in tiles[1:])
+            assert owner == block or n == 0
             # And whoever owns a tile that it shares has nothing to do after it.
-            assert all(cut.sharers(tile) == 0 for tile in tiles[:-1] if cut.owner(tile) == block)
+            assert product.sharers(tile, blocks) == 0 or owner != block or n == len(tiles) - 1
+        assert at == end
+    assert set(computed) == {(t, s) for t in range(product.tiles) for s in range(product.steps)}
+    for tile in range(product.tiles):
+        who = [computed[tile, step] for step in range(product.steps)]
+        assert who == sorted(who)
+        owner = product.owner(tile, blocks)
+        assert who[0] == owner
+        assert set(who) == set(range(owner, owner + product.sharers(tile, blocks) + 1))
 
 
 @settings(deadline=None)
-@given(chain=chains(), blocks=st.integers(1, 200))
-def test_blocks_have_equal_shares(chain, blocks):
-    totals, long = np.zeros(blocks, int), True
-    for product, cut in zip(chain, stages.cuts(chain, blocks).values(), strict=True):
-        who = computed(cut, blocks)
-        counts = np.bincount(who, minlength=blocks)
-        unit, most = product.unit(blocks), -(-len(who) // blocks)
-        assert counts.max() == most
-        assert not (counts % unit).any()
-        assert np.ptp(counts) <= unit <= product.steps
-        totals += counts
-        # Where each run is longer than a tile, the whole chain is as even as one product.
-        long &= most > product.steps
-        assert not long or np.ptp(totals) <= 1
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_published_chains_are_shared_evenly(name):
-    cuts = stages.cuts(SHAPES[name].stages, 132)
-    totals = sum(np.bincount(computed(cut, 132), minlength=132) for cut in cuts.values())
-    assert totals.max() <= totals.sum() / 132 + 2
-
-
-def test_tiles_are_cut_into_few_parts():
-    """As many blocks as compute the tile with most parts, from lists of blocks."""
-
-    def parts(name):
-        for cut in stages.cuts(SHAPES[name].stages, 132).values():
-            who, steps = computed(cut, 132), cut.product.steps
-            yield max(len(set(who[i : i + steps])) for i in range(0, len(who), steps))
-
-    assert list(parts("0.8B/tail")) == [4, 2, 7, 1]
-    assert list(parts("4B/tail")) == [4, 2, 3, 2]
-    assert list(parts("35B-A3B/out")) == [4]
-
-
-@settings(deadline=None)
-@given(chain=chains(), blocks=st.integers(1, 200))
-def test_tiles_cover_the_outputs(chain, blocks):
-    for product, cut in zip(chain, stages.cuts(chain, blocks).values(), strict=True):
-        rows = [product.row(tile) for tile in range(product.tiles)]
-        assert {r + i for r in rows for i in range(64)} == set(range(product.outputs))
-        pairs = list(itertools.pairwise(range(product.tiles)))
-        overlapping = [pair for pair in pairs if rows[pair[1]] - rows[pair[0]] < 64]
-        assert overlapping in ([], pairs[-1:])
-        who = computed(cut, blocks)
-        of_tile = [set(who[t * product.steps : (t + 1) * product.steps]) for t in range(len(rows))]
-        assert cut.ordered == any(len(of_tile[t]) > 1 for pair in overlapping for t in pair)
+@given(product=products(), blocks=st.integers(1, 200))
+def test_tiles_cover_the_outputs(product, blocks):
+    rows = [product.row(tile) for tile in range(product.tiles)]
+    assert {r + i for r in rows for i in range(64)} == set(range(product.outputs))
+    overlap = any(b - a < 64 for a, b in itertools.pairwise(rows))
+    cut = any(product.sharers(tile, blocks) for tile in range(product.tiles))
+    assert product.ordered(blocks) or not (overlap and cut)
 
 
 @settings(max_examples=30, deadline=None)
-@given(chain=chains(), blocks=st.integers(1, 200))
-def test_traced_values_give_what_integers_give(chain, blocks):
+@given(product=products(), blocks=st.integers(1, 200))
+def test_traced_values_give_what_integers_give(product, blocks):
     # Always as many, so that nothing compiles anew; the formulas hold past the last one.
     block, tile = np.arange(200, dtype=np.int32), np.arange(400, dtype=np.int32)
-    product, cut = chain[-1], stages.cuts(chain, blocks)[len(chain) - 1]
-    spans = [cut.span(int(b)) for b in block]
-    got = cut.span(jnp.asarray(block))
+    spans = [product.span(int(b), blocks) for b in block]
+    got = product.span(jnp.asarray(block), blocks)
     assert np.array_equal(np.stack(got, axis=1), spans)
     of_tiles = jnp.asarray(tile)
-    for f in (cut.owner, cut.sharers, product.row):
+    for f in (
+        lambda t: product.owner(t, blocks),
+        lambda t: product.sharers(t, blocks),
+        product.row,
+    ):
         assert np.asarray(f(of_tiles)).tolist() == [f(int(t)) for t in tile]
     begin, end = spans[0]
     got = product.part(of_tiles, jnp.int32(begin), jnp.int32(end))
@@ -204,10 +153,11 @@ def test_the_kernel_lowers_for_the_gpu(name):
     f = jax.jit(lambda *a: kernel.chain(shape.stages, *a))
     text = f.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     (call,) = (line for line in text.splitlines() if "custom_call @mosaic_gpu" in line)
-    # Counters start at zero in every call: one a stage, one a block and product, and one where tiles must be written in
-    # order.
-    cuts = stages.cuts(shape.stages, 132).values()
-    counters = len(shape.stages) + sum(132 + cut.ordered for cut in cuts)
+    # Counters start at zero in every call: one a stage, one a block and product; none of the real products has tiles
+    # that must be written in order.
+    products = [s for s in shape.stages if isinstance(s, Product)]
+    assert not any(p.ordered(132) for p in products)
+    counters = len(shape.stages) + 132 * len(products)
     zeros = re.findall(r"dense<0> : tensor<(\d+)xi32>|tensor<(\d+)xi32>\) ->", call)
     assert str(counters) in (a or b for a, b in zeros), zeros
     assert call.count("output_operand_alias<") == 1
@@ -215,10 +165,10 @@ def test_the_kernel_lowers_for_the_gpu(name):
 
 def test_products_of_fewer_blocks_lower_as_well():
     shape = SHAPES["0.8B/tail"]
-    assert stages.cuts(shape.stages, 101)[3].ordered
-    f = jax.jit(lambda *a: kernel.chain(shape.stages, *a, blocks=101))
+    assert shape.stages[-1].ordered(100)
+    f = jax.jit(lambda *a: kernel.chain(shape.stages, *a, blocks=100))
     text = f.trace(*shape.arguments(layers=2)).lower(lowering_platforms=("cuda",)).as_text()
-    assert f"tensor<{4 + 4 * 101 + 1}xi32>" in text
+    assert f"tensor<{4 + 4 * 100 + 1}xi32>" in text
     shape = SHAPES["35B-A3B/enter"]  # fewer blocks than tiles of the stream
     f = jax.jit(lambda *a: kernel.chain(shape.stages, *a, blocks=20))
     f.trace(*shape.arguments(layers=2)).lower(lowering_platforms=("cuda",))

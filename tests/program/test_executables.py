@@ -19,7 +19,6 @@ from ninfer_jax.program import executables, startup
 from ninfer_jax.program.executables import Unit
 from ninfer_jax.program.plans import SamplingRows
 from ninfer_jax.program.program import Program
-from pallas_kernels import dispatch
 from planner import Copy
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
 
@@ -149,7 +148,7 @@ def test_another_model_of_the_same_shapes_shares_nothing(goldens, tmp_path, monk
 
 @pytest.mark.parametrize(
     "change",
-    ["nothing", "source", "argument", "options", "depends_on", "unproven", "config", "variable"],
+    ["nothing", "source", "argument", "options", "depends_on", "config", "variable"],
 )
 def test_what_decides_the_code_decides_the_entry(change, tmp_path, monkeypatch, events):
     """INV-09: an executable of something else would be silent corruption."""
@@ -164,8 +163,6 @@ def test_what_decides_the_code_decides_the_entry(change, tmp_path, monkeypatch, 
         given["options"] = {"xla_cpu_enable_fast_math": False}
     elif change == "depends_on":
         given["depends_on"] = "another model"
-    elif change == "unproven":
-        monkeypatch.setattr(dispatch, "UNPROVEN", set())
     elif change == "variable":
         monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " --xla_dump_to=")
     if change == "config":
