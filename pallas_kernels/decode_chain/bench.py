@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.decode_chain import kernel
 from pallas_kernels.decode_chain.api import chain
 from pallas_kernels.decode_chain.shapes import SHAPES, Shape, random_inputs, random_weights
 from pallas_kernels.decode_chain.stages import Add, Result
@@ -54,14 +55,28 @@ def measure(shape: Shape, implementation: Any) -> float:
     return seconds_in_turn(again, random_inputs(shape), calls=8) / calls
 
 
+def trace(shape: Shape, folder: str) -> None:
+    """Leave timelines of three calls, of which the first one also waits for its code."""
+    weights, (first, residual) = random_weights(shape, 2), random_inputs(shape)
+    run = jax.jit(lambda *args: kernel.chain(shape.stages, *args, traces=folder))
+    for layer in (0, 1, 0):
+        jax.block_until_ready(run(first, residual, weights, shape.indices(layer)))
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shapes", nargs="*", help=f"some of: {', '.join(SHAPES)}")
     parser.add_argument("--implementations", nargs="*", default=["pallas", "reference"])
+    parser.add_argument("--traces", metavar="DIR", help="leave timelines for Perfetto, no times")
     options = parser.parse_args()
+    names = options.shapes or list(SHAPES)
+    if options.traces:
+        for name in names:
+            trace(SHAPES[name], f"{options.traces}/{name.replace('/', '_')}")
+        return
     rate = copy_bandwidth()
-    for name in options.shapes or list(SHAPES):
+    for name in names:
         for implementation in options.implementations:
             shape = SHAPES[name]
             taken = measure(shape, implementation)

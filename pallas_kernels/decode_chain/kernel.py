@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.decode_chain.stages import HALF, ROWS, TILE, Add, Product, Result, adds
-from pallas_kernels.mosaic import fence_copy_engine, read
+from pallas_kernels.mosaic import fence_copy_engine, read, timeline
 
 
 def multiprocessors() -> int:
@@ -47,6 +47,7 @@ def chain(
     *,
     blocks: int | None = None,
     depth: int = 3,
+    traces: str = "",
     interpret: Any = None,
 ) -> Result:
     """See `api.chain`, whose arguments have been checked.
@@ -54,6 +55,7 @@ def chain(
     Args:
       blocks: thread blocks, at most the multiprocessors of the device; None: as many.
       depth: steps in flight; each takes 72 KiB of shared memory.
+      traces: folder for a timeline of each call, see `mosaic.timeline`.
       interpret: parameters of Mosaic's interpreter, to run without a GPU.
     """
     blocks = blocks or multiprocessors()
@@ -145,8 +147,9 @@ def chain(
             ahead = jnp.minimum(end - begin, depth)
             pl.loop(0, ahead)(weights_of)
             if counter is not None:
-                wait(counter, count)
-                fence_copy_engine()
+                with jax.named_scope(f"wait for x of {i}"):
+                    wait(counter, count)
+                    fence_copy_engine()
             pl.loop(0, ahead)(rows_of)
 
             @pl.loop(ahead, end - begin)
@@ -206,7 +209,8 @@ def chain(
                 def sums(*accs: Any) -> Any:
                     def one(step: Any, _: Any) -> None:
                         slot = jax.lax.rem(done + step - begin, depth)
-                        plgpu.barrier_wait(filled.at[slot])
+                        with jax.named_scope(f"wait for a step of {i}"):
+                            plgpu.barrier_wait(filled.at[slot])
                         for half in range(2):
                             k = 0 if pieces == 2 else half * HALF
                             x = x_smem.at[slot, :, pl.ds(k, HALF)].transpose((1, 0))
@@ -227,9 +231,10 @@ def chain(
 
                 @pl.when(block > owner)
                 def _give() -> None:
-                    for p in range(pieces):
-                        shared.at[block, p][...] = totals[p]
-                    signal(at["flags"] + block)
+                    with jax.named_scope(f"give a part of {i}"):
+                        for p in range(pieces):
+                            shared.at[block, p][...] = totals[p]
+                        signal(at["flags"] + block)
 
                 def sum_of_all() -> Any:
                     def take(other: Any, results: Any) -> Any:
@@ -240,11 +245,11 @@ def chain(
                         )
 
                     count = stage.sharers(tile, blocks)
-                    results = jax.lax.fori_loop(1, count + 1, take, totals)
+                    with jax.named_scope(f"take the parts of {i}"):
+                        results = jax.lax.fori_loop(1, count + 1, take, totals)
                     return results if scale is None else tuple(r * scale for r in results)
 
-                @pl.when(block == owner)
-                def _finish() -> None:
+                def finish() -> None:
                     if stage.kind == "add":
                         add(i, tile, lambda: sum_of_all()[0])
                         return
@@ -257,6 +262,11 @@ def chain(
                     put(outs[at["result"]], pl.ds(stage.row(tile), TILE), result)
                     if "order" in at:
                         pl.when(tile == stage.tiles - 2)(lambda: signal(at["order"]))
+
+                @pl.when(block == owner)
+                def _finish() -> None:
+                    with jax.named_scope(f"finish a tile of {i}"):
+                        finish()
 
             if i + 1 < len(stages) and stage.kind != "add":
                 signal(at["done"])
@@ -304,7 +314,9 @@ def chain(
         num_threads=2,
         thread_name="role",
         compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+            approx_math=True,
+            **timeline(traces),
         ),
         interpret=interpret,
     )

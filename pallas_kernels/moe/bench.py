@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.measuring import report, seconds
-from pallas_kernels.moe import reference, sparse_layer
+from pallas_kernels.moe import few, reference, sparse_layer
 from pallas_kernels.moe.shapes import SHAPES, Shape
 
 _LAYERS = 3  # rotated, so that no expert is still in the L2 cache
@@ -70,14 +70,32 @@ def distinct(shape: Shape, x: jax.Array, stack: tuple[jax.Array, ...]) -> float:
     return float(np.mean(counts))
 
 
+def trace(shape: Shape, rows: int, folder: str) -> None:
+    """Leave timelines of three calls, of which the first one also waits for its code."""
+    router, gate, *rest = weights(shape)
+    run = jax.jit(
+        functools.partial(
+            few.experts_of_few, rows=rows, top_k=shape.top_k, normalise=True, traces=folder
+        )
+    )
+    x = jax.random.normal(jax.random.key(rows), (few.ROWS, shape.H), jnp.bfloat16)
+    for layer in range(_LAYERS):
+        jax.block_until_ready(run(x, router, gate, *rest, jnp.int32(layer)))
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="35B-A3B")
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 2, 4, 8, 2048, 4096])
     parser.add_argument("--implementations", nargs="*", default=["pallas", "reference"])
+    parser.add_argument("--traces", metavar="DIR", help="leave timelines for Perfetto, no times")
     options = parser.parse_args()
     shape = SHAPES[options.shape]
+    if options.traces:
+        for n in (n for n in options.tokens if n <= few.ROWS):
+            trace(shape, n, f"{options.traces}/{n}")
+        return
     stack = weights(shape)
     big = jnp.ones((1 << 29,), jnp.bfloat16)
     copy = 2 * big.nbytes / seconds(jax.jit(lambda a: a + 1), big) / 1e12

@@ -30,7 +30,7 @@ from jaxlib.mlir.dialects import arith, memref
 
 from pallas_kernels.moe import choice
 from pallas_kernels.moe.choice import ROWS, Value
-from pallas_kernels.mosaic import fence_copy_engine
+from pallas_kernels.mosaic import fence_copy_engine, timeline
 
 CHUNK = 128
 """Columns of a weight tile."""
@@ -346,20 +346,23 @@ def _body(
             gates[row] = jnp.sum(x[row].astype(jnp.float32) * gate)
             plgpu.semaphore_signal(routed, memory_scope="gpu")
 
-        plgpu.semaphore_wait(routed, routers + rows, decrement=False, memory_scope="gpu")
-        choice.choose(
-            logits,
-            gates,
-            plan,
-            weights,
-            choice_scratch,
-            rows=rows,
-            E=E,
-            top_k=top_k,
-            normalise=normalise,
-        )
+        with jax.named_scope("wait for logits"):
+            plgpu.semaphore_wait(routed, routers + rows, decrement=False, memory_scope="gpu")
+        with jax.named_scope("choose"):
+            choice.choose(
+                logits,
+                gates,
+                plan,
+                weights,
+                choice_scratch,
+                rows=rows,
+                E=E,
+                top_k=top_k,
+                normalise=normalise,
+            )
         plgpu.barrier_arrive(planned)
-        plgpu.semaphore_wait(met, n_blocks, decrement=False, memory_scope="gpu")
+        with jax.named_scope("wait for hidden"):
+            plgpu.semaphore_wait(met, n_blocks, decrement=False, memory_scope="gpu")
         fence_copy_engine()
 
         def slot(s: jax.Array, _: None) -> None:
@@ -393,7 +396,8 @@ def _body(
                 jax.lax.fori_loop(0, router_chunks, chunk, None)
                 return acc[...]
 
-            value = pl.run_scoped(product, plgpu.ACC((_TILE, ROWS), jnp.float32))
+            with jax.named_scope("router"):
+                value = pl.run_scoped(product, plgpu.ACC((_TILE, ROWS), jnp.float32))
             _store_logits(value, logits, jax.lax.rem(block, splits) * ROWS, router_expert)
             plgpu.semaphore_signal(routed, memory_scope="gpu")
 
@@ -440,7 +444,8 @@ def _body(
             _store_hidden(value, hidden, first, valid, group * ROWS, ways)
             return count + 2 * n_chunks
 
-        count = jax.lax.fori_loop(0, stacks, stack, entries_of_router)
+        with jax.named_scope("gate and up"):
+            count = jax.lax.fori_loop(0, stacks, stack, entries_of_router)
         fence_copy_engine()
         plgpu.semaphore_signal(met, memory_scope="gpu")
 
@@ -462,7 +467,8 @@ def _body(
             jax.lax.fori_loop(0, n, slot, count)
             return acc[...]
 
-        total = pl.run_scoped(sums, plgpu.ACC((_TILE, ROWS), jnp.float32))
+        with jax.named_scope("down"):
+            total = pl.run_scoped(sums, plgpu.ACC((_TILE, ROWS), jnp.float32))
         _store_transposed(total, out.at[part], tile * _TILE)
 
 
@@ -479,6 +485,7 @@ def experts_of_few(
     rows: int,
     top_k: int,
     normalise: bool,
+    traces: str = "",
 ) -> jax.Array:
     """Routing, the chosen experts and the shared expert of up to 8 rows.
 
@@ -488,6 +495,7 @@ def experts_of_few(
       experts_gate_up, experts_down: [M, E, 2 * width, H] and [M, E, H, width].
       shared_gate_up, shared_down: [M, 2 * width, H] and [M, H, width].
       layer: int32 scalar.
+      traces: folder for a timeline of each call, see `mosaic.timeline`.
 
     Returns:
       [width / 128, 8, H] float32: parts of the output, to be summed over the first axis.
@@ -528,7 +536,9 @@ def experts_of_few(
         grid_names=("block",),
         num_threads=3,
         thread_name="wg",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup, **timeline(traces)
+        ),
     )
     parts, *_ = call(
         layer.reshape(1),
