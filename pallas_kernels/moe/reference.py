@@ -55,8 +55,7 @@ def all_experts(
 ) -> Float[Array, "n H"]:
     """Every expert on every token, unchosen ones weighted by zero: two large products, E / k times the arithmetic."""
     n, E = x.shape[0], gate_up.shape[0]
-    expert = jnp.arange(E, dtype=experts.dtype)[None, None, :]
-    share = jnp.sum(jnp.where(experts[:, :, None] == expert, weights[:, :, None], 0), axis=1)
+    share = jnp.zeros((n, E), x.dtype).at[jnp.arange(n)[:, None], experts].add(weights)
     h = jax.lax.dot_general(
         x,
         gate_up.reshape(-1, x.shape[1]),

@@ -27,26 +27,12 @@ def append_kv(
     lengths: Int[Array, " B"],
 ) -> Float[Array, "A X K P D"]:
     """See `api.append_kv`."""
-    B, T, K, D = new.shape
-    P = pages.shape[3]
-    if T == 1:
-        page = jnp.take_along_axis(block_tables, starts[:, None] // P, axis=1, mode="clip")[:, 0]
-        page = jnp.where(lengths > 0, page, 0)
-        return pages.at[layer, page, :, starts % P].set(new[:, 0].astype(pages.dtype))
-    # Whole pages: XLA turns a scatter into a loop over its updates on CPU, of which columns would make T.
-    n = (T + P - 2) // P + 1  # pages that T columns touch at most
-    block = (starts // P)[:, None] + jnp.arange(n, dtype=starts.dtype)[None, :]
-    page = jnp.take_along_axis(block_tables, block, axis=1, mode="clip")
-    page = jnp.where(block * P < (starts + lengths)[:, None], page, 0)
-    padded = jnp.pad(new.astype(pages.dtype), [(0, 0), (P, n * P - T), (0, 0), (0, 0)])
-    # Column c of the pages gets token c - starts % P.
-    aligned = jax.vmap(lambda x, at: jax.lax.dynamic_slice_in_dim(x, at, n * P))(
-        padded, P - starts % P
-    )
-    token = jnp.arange(n * P, dtype=starts.dtype)[None, :] - (starts % P)[:, None]
-    fresh = ((token >= 0) & (token < lengths[:, None])).reshape(B, n, 1, P, 1)
-    paged = jnp.swapaxes(aligned.reshape(B, n, P, K, D), 2, 3)
-    return pages.at[layer, page].set(jnp.where(fresh, paged, pages[layer, page]))
+    T, P = new.shape[1], pages.shape[3]
+    column = jnp.arange(T, dtype=starts.dtype)[None, :]
+    position = starts[:, None] + column
+    page = jnp.take_along_axis(block_tables, position // P, axis=1, mode="clip")
+    page = jnp.where(column < lengths[:, None], page, 0)
+    return pages.at[layer, page, :, position % P].set(new.astype(pages.dtype))
 
 
 def paged_attention(
