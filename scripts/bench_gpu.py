@@ -179,12 +179,16 @@ def mapped(program: Program, rows: int, tokens: int) -> None:
 
 
 def step_seconds(program: Program, rows: int, sampling: SamplingRows | None = None) -> float:
-    """A decode step of `rows` rows at `CONTEXT`, each launched before the last is read."""
+    """A decode step of `rows` rows at `CONTEXT`, each launched before the last is read.
+
+    Rows begin with different tokens, or all would choose the same experts.
+    """
     mapped(program, rows, CONTEXT + 64)
 
-    def step(i: int, token: int = -1) -> Any:
+    def step(i: int, first: int | None = None) -> Any:
+        tokens = [-1 if first is None else first + 997 * r for r in range(rows)]
         command = RunDecode(
-            i, tuple(DecodeRow(r, r, CONTEXT + i, token, 1 + r, 1 + r) for r in range(rows))
+            i, tuple(DecodeRow(r, r, CONTEXT + i, t, 1 + r, 1 + r) for r, t in enumerate(tokens))
         )
         logits, sampled = program.decode(command)
         return sampled if sampling is None else program.sample_plain(logits, sampling)
