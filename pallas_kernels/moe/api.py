@@ -47,9 +47,10 @@ def routed_experts(
       Like `x`. Up to `reference.GATHER_TOKENS` tokens a row does not depend on the other rows bit for bit.
     """
     takes_kernel("routed_experts", implementation, NO_KERNEL_YET)
-    if x.shape[0] <= reference.GATHER_TOKENS:
+    n, k, E = *experts.shape, gate_up.shape[0]
+    if n <= reference.GATHER_TOKENS and n * k < E:
         form = reference.gathered
-    elif gate_up.shape[0] <= reference.DENSE_RATIO * experts.shape[1]:
+    elif n <= reference.GATHER_TOKENS or reference.DENSE_RATIO * k >= E:
         form = reference.all_experts
     else:
         form = reference.sorted_blocks

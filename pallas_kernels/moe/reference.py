@@ -8,7 +8,8 @@ from jaxtyping import Array, Float, Int
 
 _EXACT = jax.lax.Precision.HIGHEST
 GATHER_TOKENS = 16
-"""Up to this many tokens the chosen experts' weights are gathered, one product a (token, expert) pair."""
+"""Up to this many tokens rows are independent. The chosen experts' weights are gathered, one product a (token, expert)
+pair, unless there are fewer experts than pairs."""
 DENSE_RATIO = 4
 """Up to this many experts for each chosen one, all experts are computed."""
 _BLOCK = 64

@@ -107,6 +107,24 @@ def test_all_forms_agree_and_gathered_rows_are_independent():
     assert np.array_equal(mixed, gathered[order])
 
 
+@pytest.mark.parametrize("E", [16, 64])  # all are computed, or the chosen ones gathered
+@pytest.mark.parametrize("n", [2, 8, 16])
+def test_a_row_of_few_does_not_depend_on_the_others(n, E):
+    rng = np.random.default_rng(n)
+    f = lambda *s: jnp.asarray(rng.standard_normal(s), jnp.float32)  # noqa: E731
+    k = 32 // n if n > 2 else 8
+    x, logits, gate_up, down = f(n, 64), f(n, E), f(E, 48, 64), f(E, 64, 24)
+    run = jax.jit(
+        lambda x, logits: routed_experts(x, *route(logits, top_k=k, normalise=True), gate_up, down)
+    )
+    row = n - 1
+    want = np.asarray(run(x, logits))[row]
+    for bad in (1.0, jnp.nan, jnp.inf):
+        others = f(n, 64).at[0].set(bad).at[row].set(x[row])
+        got = np.asarray(run(others, f(n, E).at[row].set(logits[row])))
+        assert np.array_equal(got[row], want)
+
+
 def test_route_prefers_the_lower_id_in_a_tie_and_uses_all_experts_in_the_softmax():
     logits = jnp.asarray([[0.0, 2.0, 2.0, 2.0]], jnp.float32)
     weights, experts = route(logits, top_k=2, normalise=False)
