@@ -6,6 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -43,6 +44,16 @@ def copy_bandwidth() -> float:
     x = jnp.ones((256, 1024, 1024), jnp.float32)
     run = jax.jit(lambda x: x + 1, donate_argnums=0)
     return 2 * x.nbytes / seconds_in_turn(run, x, calls=8)
+
+
+def last_timeline(folder: str, run: Callable[[int], Any], calls: int = 6) -> None:
+    """Call what leaves timelines in a folder (see `mosaic.timeline`) a few times and keep the last: a second one of the
+    same name would not be written."""
+    for i in range(calls):
+        for before in Path(folder).glob("*-trace.json"):
+            before.unlink()
+        jax.block_until_ready(run(i))
+        jax.effects_barrier()
 
 
 def report(op: str, shape: str, **figures: Any) -> None:

@@ -16,7 +16,7 @@ from pallas_kernels.decode_chain import kernel
 from pallas_kernels.decode_chain.api import chain
 from pallas_kernels.decode_chain.shapes import SHAPES, Shape, random_inputs, random_weights
 from pallas_kernels.decode_chain.stages import Add, Result
-from pallas_kernels.measuring import copy_bandwidth, report_bytes, seconds_in_turn
+from pallas_kernels.measuring import copy_bandwidth, last_timeline, report_bytes, seconds_in_turn
 
 _WALK_BYTES = 200_000_000
 """Weights that one pass over the layers reads at least: over 3 times the L2 cache of an H200."""
@@ -33,9 +33,13 @@ def following(shape: Shape, out: Result) -> tuple[jax.Array, jax.Array]:
     return used.T[None] if isinstance(shape.stages[0], Add) else used, out.residual
 
 
+def layers_to_walk(shape: Shape) -> int:
+    return max(2, -(-_WALK_BYTES // shape.bytes_moved))
+
+
 def measure(shape: Shape, implementation: Any) -> float:
     """Seconds that one chain takes."""
-    layers = max(2, -(-_WALK_BYTES // shape.bytes_moved))
+    layers = layers_to_walk(shape)
     weights = random_weights(shape, layers)
     calls = max(_CALLS, layers)
 
@@ -56,11 +60,11 @@ def measure(shape: Shape, implementation: Any) -> float:
 
 
 def trace(shape: Shape, folder: str) -> None:
-    """Leave timelines of three calls, of which the first one also waits for its code."""
-    weights, (first, residual) = random_weights(shape, 2), random_inputs(shape)
+    """Leave a timeline of a call that finds its code, but not its weights, in the caches."""
+    layers = layers_to_walk(shape)
+    weights, (first, residual) = random_weights(shape, layers), random_inputs(shape)
     run = jax.jit(lambda *args: kernel.chain(shape.stages, *args, traces=folder))
-    for layer in (0, 1, 0):
-        jax.block_until_ready(run(first, residual, weights, shape.indices(layer)))
+    last_timeline(folder, lambda i: run(first, residual, weights, shape.indices(i % layers)))
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.measuring import report, seconds
+from pallas_kernels.measuring import copy_bandwidth, last_timeline, report, seconds
 from pallas_kernels.moe import few, reference, sparse_layer
 from pallas_kernels.moe.shapes import SHAPES, Shape
 
@@ -71,7 +71,7 @@ def distinct(shape: Shape, x: jax.Array, stack: tuple[jax.Array, ...]) -> float:
 
 
 def trace(shape: Shape, rows: int, folder: str) -> None:
-    """Leave timelines of three calls, of which the first one also waits for its code."""
+    """Leave a timeline of a call that finds its code, but not its weights, in the caches."""
     router, gate, *rest = weights(shape)
     run = jax.jit(
         functools.partial(
@@ -79,8 +79,7 @@ def trace(shape: Shape, rows: int, folder: str) -> None:
         )
     )
     x = jax.random.normal(jax.random.key(rows), (few.ROWS, shape.H), jnp.bfloat16)
-    for layer in range(_LAYERS):
-        jax.block_until_ready(run(x, router, gate, *rest, jnp.int32(layer)))
+    last_timeline(folder, lambda i: run(x, router, gate, *rest, jnp.int32(i % _LAYERS)))
 
 
 def main() -> None:
@@ -97,23 +96,22 @@ def main() -> None:
             trace(shape, n, f"{options.traces}/{n}")
         return
     stack = weights(shape)
-    big = jnp.ones((1 << 29,), jnp.bfloat16)
-    copy = 2 * big.nbytes / seconds(jax.jit(lambda a: a + 1), big) / 1e12
+    copy = copy_bandwidth() / 1e12
     a, b = jnp.ones((8192, 5120), jnp.bfloat16), jnp.ones((5120, 17408), jnp.bfloat16)
     product = 2 * 8192 * 5120 * 17408 / seconds(jax.jit(jnp.matmul), a, b) / 1e12
-    del big, a, b
+    del a, b
     for n in options.tokens:
         x = jax.random.normal(jax.random.key(n), (n, shape.H), jnp.bfloat16)
         for implementation in options.implementations:
-            few = n <= reference.GATHER_TOKENS
-            steps = (60 if few else 6) if implementation == "pallas" else 6
+            few_tokens = n <= reference.GATHER_TOKENS
+            steps = (60 if few_tokens else 6) if implementation == "pallas" else 6
             taken = seconds(chain(shape, implementation, steps), x, *stack) / steps
             line: dict[str, Any] = {
                 "tokens": n,
                 "implementation": implementation,
                 "us": round(taken * 1e6, 1),
             }
-            if few:
+            if few_tokens:
                 chosen = distinct(shape, x, stack)
                 size = (chosen + 1) * 6 * shape.H * shape.width + 2 * shape.E * shape.H
                 line |= {
