@@ -11,8 +11,9 @@ chose: what the others add to it is exact zeros.
 2. down @ hidden: a block owns 64 output rows and a 128 wide part of the hidden width and runs over all slots; the
    caller adds the parts.
 
-Blocks meet at counters in device memory between the phases. One ring of 16 KB entries streams the weights of all
-phases, so that loads of the next go on while one ends.
+Blocks meet at counters in device memory between the phases. Two rings of 16 KB entries stream the weights of all
+phases, so that loads of the next go on while one ends: gate rows and even slots of phase 2 go through one, up rows and
+odd slots through the other.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ STACK = 8
 """Slots a phase 1 product stacks, 8 rows of each."""
 _TILE = STACK * ROWS
 _SHARED_MEMORY = 227 << 10
-_CONSUMER, _WEIGHTS, _ACTIVATIONS = range(3)
+_SHARE = STACK // 2
+"""Arrivals of one of the two loaders of a ring at each of its entries."""
+_CONSUMER, _ACTIVATIONS, _LOAD = range(3)
+"""Warpgroups; from `_LOAD` on four loaders of weights, as one that issues all copies is slower than the memory."""
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
@@ -53,8 +57,8 @@ def blocks(H: int, width: int) -> int:
 
 
 def ring(H: int) -> int:
-    """Entries of the weight ring: what shared memory has room for beside the tokens."""
-    return min(12, (_SHARED_MEMORY - 2 * ROWS * H - (8 << 10)) // (2 * _TILE * CHUNK))
+    """Entries of each of the two weight rings: what shared memory has room for beside the tokens."""
+    return min(6, (_SHARED_MEMORY - 2 * ROWS * H - (8 << 10)) // (4 * _TILE * CHUNK))
 
 
 def router_splits(E: int, H: int, width: int) -> int:
@@ -211,128 +215,142 @@ def _body(
     router_first = jax.lax.rem(block, splits) * router_chunks
     router_expert = jax.lax.div(block, splits) * ROWS
 
+    def before_stacks(half: Any) -> jax.Array:
+        """Entries of a ring that the router took."""
+        return jnp.where(half == 0, entries_of_router, 0)
+
+    def place(half: Any, count: jax.Array) -> jax.Array:
+        """Where the entry stands that a ring fills after `count` others since the choice."""
+        return half * ring_size + jax.lax.rem(before_stacks(half) + count, ring_size)
+
     def my_stacks() -> tuple[jax.Array, jax.Array, jax.Array]:
         """Slots in use, and how many slots and stacks of them are this block's."""
         n = plan[0]
         mine = jax.lax.div(n - way + (ways - 1), ways)
         return n, mine, jax.lax.div(mine + (STACK - 1), STACK)
 
-    @pl.when(thread == _WEIGHTS)
-    def _weights() -> None:
+    def load(half: int, part_of_stack: int) -> None:
+        """One loader: its half of every entry of one ring, so that nobody gets ahead of it by more than the ring."""
         layer = layer_gmem[0]
+        stacked = range(part_of_stack * _SHARE, (part_of_stack + 1) * _SHARE)
 
         def fill(count: jax.Array, copy: Any) -> None:
-            entry = jax.lax.rem(count, ring_size)
-            plgpu.barrier_wait(empty.at[entry])
+            entry = half * ring_size + jax.lax.rem(count, ring_size)
+            pl.when(count >= ring_size)(lambda: plgpu.barrier_wait(empty.at[entry]))
             copy(entry)
 
-        @pl.when(block < routers)
-        def _router() -> None:
-            rows = pl.ds(pl.multiple_of(layer * E + router_expert, ROWS), ROWS)
+        def arrive(entry: jax.Array, times: int) -> None:
+            for _arrival in range(times):
+                plgpu.barrier_arrive(full.at[entry])
 
-            def chunk(c: jax.Array, _: None) -> None:
-                def copy(entry: jax.Array) -> None:
+        def router_chunk(c: jax.Array, _: None) -> None:
+            def copy(entry: jax.Array) -> None:
+                if part_of_stack == 0:
+                    first = pl.multiple_of(layer * E + router_expert, ROWS)
                     start = pl.multiple_of((router_first + c) * CHUNK, CHUNK)
                     plgpu.copy_gmem_to_smem(
-                        router.at[rows, pl.ds(start, CHUNK)],
+                        router.at[pl.ds(first, ROWS), pl.ds(start, CHUNK)],
                         ring.at[entry, pl.ds(0, ROWS)],
                         full.at[entry],
                     )
-                    for _arrival in range(STACK - 1):
-                        plgpu.barrier_arrive(full.at[entry])
+                arrive(entry, _SHARE - (part_of_stack == 0))
 
-                fill(c, copy)
+            fill(c, copy)
 
-            jax.lax.fori_loop(0, router_chunks, chunk, None)
+        if half == 0:
+            jax.lax.fori_loop(0, entries_of_router, router_chunk, None)
 
         # The memory idles while experts are chosen: fetch what needs no choice.
-        @pl.when(way == 0)
-        def _gate_up() -> None:
-            for half in range(2):
+        if part_of_stack == 0:
+
+            @pl.when(way == 0)
+            def _gate_up() -> None:
                 start = pl.multiple_of(layer * (2 * width) + half * width + group * ROWS, ROWS)
                 for c in range(n_chunks):
                     plgpu.async_prefetch(
                         shared_gate_up.at[pl.ds(start, ROWS), pl.ds(c * CHUNK, CHUNK)]
                     )
 
-        start = pl.multiple_of(layer * H + tile * _TILE, _TILE)
-        plgpu.async_prefetch(shared_down.at[pl.ds(start, _TILE), part_columns])
+            if half == 0:
+                start = pl.multiple_of(layer * H + tile * _TILE, _TILE)
+                plgpu.async_prefetch(shared_down.at[pl.ds(start, _TILE), part_columns])
 
         plgpu.barrier_wait(planned)
         n, mine, stacks = my_stacks()
+        offset = half * width + group * ROWS
 
         def stack(b: jax.Array, count: jax.Array) -> jax.Array:
             valid = jnp.minimum(STACK, mine - b * STACK)
             first = way + b * (STACK * ways)
-            experts = [plan[1 + jnp.minimum(first + ways * j, n_slots - 1)] for j in range(STACK)]
-            is_shared = first == 0
+            experts = {j: plan[1 + jnp.minimum(first + ways * j, n_slots - 1)] for j in stacked}
 
             def chunk(c: jax.Array, count: jax.Array) -> jax.Array:
                 columns = pl.ds(pl.multiple_of(c * CHUNK, CHUNK), CHUNK)
-                for half in range(2):
-                    offset = half * width + group * ROWS
 
-                    def copy(entry: jax.Array, offset: jax.Array = offset) -> None:
-                        for j in range(STACK):
-                            to = ring.at[entry, pl.ds(j * ROWS, ROWS)]
+                def copy(entry: jax.Array) -> None:
+                    for j in stacked:
 
-                            def tile_of(ref: Any, base: jax.Array, to: Any = to) -> None:
-                                start = pl.multiple_of(base * (2 * width) + offset, ROWS)
-                                plgpu.copy_gmem_to_smem(
-                                    ref.at[pl.ds(start, ROWS), columns], to, full.at[entry]
-                                )
+                        def tile_of(ref: Any, base: jax.Array, j: int = j) -> None:
+                            start = pl.multiple_of(base * (2 * width) + offset, ROWS)
+                            plgpu.copy_gmem_to_smem(
+                                ref.at[pl.ds(start, ROWS), columns],
+                                ring.at[entry, pl.ds(j * ROWS, ROWS)],
+                                full.at[entry],
+                            )
 
-                            base = layer * E + experts[j]
-                            if j == 0:  # the shared expert is nowhere else
+                        def routed(j: int = j, tile_of: Any = tile_of) -> None:
+                            tile_of(experts_gate_up, layer * E + experts[j])
 
-                                @pl.when(is_shared)
-                                def _(tile_of: Any = tile_of) -> None:
-                                    tile_of(shared_gate_up, layer)
+                        if j == 0:  # the shared expert is nowhere else
 
-                                @pl.when(jnp.logical_not(is_shared))
-                                def _(tile_of: Any = tile_of, base: jax.Array = base) -> None:
-                                    tile_of(experts_gate_up, base)
+                            @pl.when(first == 0)
+                            def _shared(tile_of: Any = tile_of) -> None:
+                                tile_of(shared_gate_up, layer)
 
-                            else:
+                            pl.when(first > 0)(routed)
+                        else:
+                            pl.when(j < valid)(routed)
+                            pl.when(j >= valid)(functools.partial(arrive, entry, 1))
 
-                                @pl.when(j < valid)
-                                def _(tile_of: Any = tile_of, base: jax.Array = base) -> None:
-                                    tile_of(experts_gate_up, base)
-
-                                @pl.when(j >= valid)
-                                def _() -> None:
-                                    plgpu.barrier_arrive(full.at[entry])
-
-                    fill(count + half, copy)
-                return count + 2
+                fill(count, copy)
+                return count + 1
 
             return jax.lax.fori_loop(0, n_chunks, chunk, count)
 
-        count = jax.lax.fori_loop(0, stacks, stack, entries_of_router)
+        count = jax.lax.fori_loop(0, stacks, stack, before_stacks(half))
+        rows_here = _TILE // 2
 
-        def slot(s: jax.Array, count: jax.Array) -> jax.Array:
+        def slot(i: jax.Array, count: jax.Array) -> jax.Array:
+            s = 2 * i + half
+
             def copy(entry: jax.Array) -> None:
                 def tile_of(ref: Any, base: jax.Array) -> None:
-                    start = pl.multiple_of(base * H + tile * _TILE, _TILE)
+                    start = base * H + tile * _TILE + part_of_stack * rows_here
                     plgpu.copy_gmem_to_smem(
-                        ref.at[pl.ds(start, _TILE), part_columns], ring.at[entry], full.at[entry]
+                        ref.at[pl.ds(pl.multiple_of(start, rows_here), rows_here), part_columns],
+                        ring.at[entry, pl.ds(part_of_stack * rows_here, rows_here)],
+                        full.at[entry],
                     )
 
                 @pl.when(s == 0)
-                def _() -> None:
+                def _shared() -> None:
                     tile_of(shared_down, layer)
 
                 @pl.when(s > 0)
-                def _() -> None:
+                def _routed() -> None:
                     tile_of(experts_down, layer * E + plan[1 + s])
 
-                for _arrival in range(STACK - 1):
-                    plgpu.barrier_arrive(full.at[entry])
+                arrive(entry, _SHARE - 1)
 
             fill(count, copy)
             return count + 1
 
-        jax.lax.fori_loop(0, n, slot, count)
+        jax.lax.fori_loop(0, jax.lax.div(n + (1 - half), 2), slot, count)
+
+    for half in range(2):
+        for part_of_stack in range(2):
+            role = _LOAD + 2 * half + part_of_stack
+            pl.when(thread == role)(functools.partial(load, half, part_of_stack))
 
     @pl.when(thread == _ACTIVATIONS)
     def _activations() -> None:
@@ -367,7 +385,7 @@ def _body(
 
         def slot(s: jax.Array, _: None) -> None:
             entry = jax.lax.rem(s, n_chunks)
-            plgpu.barrier_wait(h_empty.at[entry])
+            pl.when(s >= n_chunks)(lambda: plgpu.barrier_wait(h_empty.at[entry]))
             slot_rows = pl.ds(pl.multiple_of(s * ROWS, ROWS), ROWS)
             plgpu.copy_gmem_to_smem(
                 hidden.at[slot_rows, part_columns], x_smem.at[entry], h_full.at[entry]
@@ -377,10 +395,6 @@ def _body(
 
     @pl.when(thread == _CONSUMER)
     def _consumer() -> None:
-        for entry in range(ring_size):
-            plgpu.barrier_arrive(empty.at[entry])
-        for entry in range(n_chunks):
-            plgpu.barrier_arrive(h_empty.at[entry])
         plgpu.barrier_wait(x_full)
 
         @pl.when(block < routers)
@@ -412,25 +426,25 @@ def _body(
             def products(gate_acc: Any, up_acc: Any) -> tuple[jax.Array, jax.Array]:
                 def chunk(c: jax.Array, count: jax.Array) -> jax.Array:
                     tokens = _transposed(x_smem.at[c])
-                    entries = jax.lax.rem(count, ring_size), jax.lax.rem(count + 1, ring_size)
-                    for entry, acc in zip(entries, (gate_acc, up_acc), strict=True):
+                    for half, acc in enumerate((gate_acc, up_acc)):
+                        entry = place(half, count)
                         plgpu.barrier_wait(full.at[entry])
                         plgpu.wgmma(acc, ring.at[entry], tokens)
                     plgpu.wgmma_wait(2)  # the chunk before is done
 
                     @pl.when(c > 0)
                     def _() -> None:
-                        release(count - 2)
+                        release(count - 1)
 
-                    return count + 2
+                    return count + 1
 
                 def release(count: jax.Array) -> None:
-                    for i in range(2):
-                        plgpu.barrier_arrive(empty.at[jax.lax.rem(count + i, ring_size)])
+                    for half in range(2):
+                        plgpu.barrier_arrive(empty.at[place(half, count)])
 
                 end = jax.lax.fori_loop(0, n_chunks, chunk, count)
                 values = gate_acc[...], up_acc[...]
-                release(end - 2)
+                release(end - 1)
                 return values
 
             gate, up = pl.run_scoped(
@@ -442,29 +456,30 @@ def _body(
             # A product with zero would let an overflow of an unchosen expert through as NaN.
             value = jnp.where(share != 0, value, 0.0).astype(jnp.bfloat16)
             _store_hidden(value, hidden, first, valid, group * ROWS, ways)
-            return count + 2 * n_chunks
+            return count + n_chunks
 
         with jax.named_scope("gate and up"):
-            count = jax.lax.fori_loop(0, stacks, stack, entries_of_router)
+            count = jax.lax.fori_loop(0, stacks, stack, jnp.int32(0))
         fence_copy_engine()
         plgpu.semaphore_signal(met, memory_scope="gpu")
 
         def sums(acc: Any) -> jax.Array:
-            def slot(s: jax.Array, count: jax.Array) -> jax.Array:
-                entry, h_entry = jax.lax.rem(count, ring_size), jax.lax.rem(s, n_chunks)
+            def slot(s: jax.Array, _: None) -> None:
+                entry, h_entry = place_of(s), jax.lax.rem(s, n_chunks)
                 plgpu.barrier_wait(full.at[entry])
                 plgpu.barrier_wait(h_full.at[h_entry])
                 plgpu.wgmma(acc, ring.at[entry], _transposed(x_smem.at[h_entry]))
                 plgpu.wgmma_wait(1)  # the slot before is done
 
                 @pl.when(s > 0)
-                def _() -> None:
-                    plgpu.barrier_arrive(empty.at[jax.lax.rem(count - 1, ring_size)])
+                def _release() -> None:
+                    plgpu.barrier_arrive(empty.at[place_of(s - 1)])
                     plgpu.barrier_arrive(h_empty.at[jax.lax.rem(s - 1, n_chunks)])
 
-                return count + 1
+            def place_of(s: jax.Array) -> jax.Array:
+                return place(jax.lax.rem(s, 2), count + jax.lax.div(s, 2))
 
-            jax.lax.fori_loop(0, n, slot, count)
+            jax.lax.fori_loop(0, n, slot, None)
             return acc[...]
 
         with jax.named_scope("down"):
@@ -521,9 +536,9 @@ def experts_of_few(
         ),
         scratch_types=(
             plgpu.SMEM((n_chunks, ROWS, CHUNK), jnp.bfloat16, transforms=_SWIZZLED),
-            plgpu.SMEM((ring_size, _TILE, CHUNK), jnp.bfloat16, transforms=_SWIZZLED),
-            plgpu.Barrier(num_arrivals=STACK, num_barriers=ring_size),
-            plgpu.Barrier(num_arrivals=1, num_barriers=ring_size),
+            plgpu.SMEM((2 * ring_size, _TILE, CHUNK), jnp.bfloat16, transforms=_SWIZZLED),
+            plgpu.Barrier(num_arrivals=STACK, num_barriers=2 * ring_size),
+            plgpu.Barrier(num_arrivals=1, num_barriers=2 * ring_size),
             plgpu.Barrier(num_arrivals=n_chunks),
             plgpu.Barrier(num_arrivals=1, num_barriers=n_chunks),
             plgpu.Barrier(num_arrivals=1, num_barriers=n_chunks),
@@ -534,7 +549,7 @@ def experts_of_few(
         ),
         grid=(blocks(H, width),),
         grid_names=("block",),
-        num_threads=3,
+        num_threads=_LOAD + 4,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup, **timeline(traces)

@@ -36,7 +36,7 @@ def unfit(
         return f"E={E} must be a multiple of 32 up to {few.ROWS * few.blocks(H, width)}"
     if top_k > 16:
         return f"top_k={top_k} is above 16"
-    if few.ring(H) < 4:
+    if few.ring(H) < 2:
         return f"H={H} leaves no shared memory for weights"
     return None
 
