@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ def timeline(folder: str) -> dict[str, Any]:
     """
     if not folder:
         return {}
+    Path(folder).mkdir(parents=True, exist_ok=True)
     return {"profile_space": 128, "profile_dir": folder, "profile_bounds_check": True}
 
 
@@ -31,12 +33,12 @@ def read(ref: Any, layout: Any) -> Any:
 
 
 def fence_copy_engine() -> None:
-    """Order this thread's ordinary accesses to memory with those of the copy engine, before and after."""
+    """Order this thread's ordinary accesses to global memory with those of the copy engine, before and after."""
 
     @plgpu.inline_mgpu()
     def fence(_: Any) -> None:
         llvm.inline_asm(
-            ir.Type.parse("!llvm.void"), [], "fence.proxy.async;", "", has_side_effects=True
+            ir.Type.parse("!llvm.void"), [], "fence.proxy.async.global;", "", has_side_effects=True
         )
 
     fence()

@@ -10,6 +10,9 @@ blocks compute on counters in global memory.
 - All blocks must be resident at once: one block a multiprocessor, at most as many as there are.
 - The tiles x steps of K of a product are cut into equal runs, one a block, so that all blocks end together. A tile that
   several blocks share is summed in the order of K by the block that begins it; the others reach it first in their runs.
+- The ring is deep, but few of its steps are under way at once. A signal to other blocks orders all that the
+  multiprocessor has under way before it, loads of the copy engine as well: timelines show signals that wait 7 us, until
+  the whole ring is full. Two steps are enough to keep the memory busy.
 - A column of a `wgmma` result depends on its own row of x alone, and the order of summation on shapes alone: a row's
   bits do not depend on its neighbours.
 - The RMS norm is split: who adds to the residual stream also multiplies it by (1 + weight) and stores sums of squares,
@@ -46,7 +49,8 @@ def chain(
     layers: jax.Array,
     *,
     blocks: int | None = None,
-    depth: int = 3,
+    depth: int = 6,
+    window: int = 2,
     traces: str = "",
     interpret: Any = None,
 ) -> Result:
@@ -54,7 +58,8 @@ def chain(
 
     Args:
       blocks: thread blocks, at most the multiprocessors of the device; None: as many.
-      depth: steps in flight; each takes 72 KiB of shared memory.
+      depth: steps that are loaded ahead; each takes 36 KiB of shared memory.
+      window: steps whose weights are under way at once.
       traces: folder for a timeline of each call, see `mosaic.timeline`.
       interpret: parameters of Mosaic's interpreter, to run without a GPU.
     """
@@ -98,7 +103,8 @@ def chain(
     def body(*refs: Any) -> None:
         first_ref, residual_ref, layers_ref, *rest = refs
         weight_refs, rest = rest[:stacks], rest[stacks:]
-        outs, (w_smem, x_smem, filled, emptied) = rest[: len(out_types)], rest[len(out_types) :]
+        outs, scratch = rest[: len(out_types)], rest[len(out_types) :]
+        w_smem, x_smem, w_filled, x_filled, emptied = scratch
         sems = pl.get_global(plgpu.SemaphoreType.REGULAR((counters,)))
         block, role = jax.lax.axis_index("block"), jax.lax.axis_index("role")
 
@@ -106,7 +112,6 @@ def chain(
             plgpu.semaphore_wait(sems.at[counter], count, decrement=False, memory_scope="gpu")
 
         def signal(counter: Any) -> None:
-            fence_copy_engine()
             plgpu.semaphore_signal(sems.at[counter], 1, memory_scope="gpu")
 
         def source(i: int) -> tuple[Any, int | None, int]:
@@ -125,8 +130,10 @@ def chain(
             steps = stage.steps
 
             def weights_of(n: Any) -> None:
-                step, slot = begin + n, jax.lax.rem(issued + n, depth)
-                pl.when(issued + n >= depth)(lambda: plgpu.barrier_wait(emptied.at[slot]))
+                step, count = begin + n, issued + n
+                slot, landed = jax.lax.rem(count, depth), jax.lax.rem(count - window, depth)
+                pl.when(count >= depth)(lambda: plgpu.barrier_wait(emptied.at[slot]))
+                pl.when(count >= window)(lambda: plgpu.barrier_wait(w_filled.at[landed]))
                 row = stage.row(step // steps)
                 k = step % steps * stage.step
                 for half in range(2):
@@ -136,13 +143,13 @@ def chain(
                         ]
                     else:
                         piece = weight.at[layer, pl.ds(row, TILE), pl.ds(k + half * HALF, HALF)]
-                    plgpu.copy_gmem_to_smem(piece, w_smem.at[slot, half], filled.at[slot])
+                    plgpu.copy_gmem_to_smem(piece, w_smem.at[slot, half], w_filled.at[slot])
 
             def rows_of(n: Any) -> None:
                 step, slot = begin + n, jax.lax.rem(issued + n, depth)
                 at = pl.ds(step % steps * stage.step, stage.step)
                 place = x_smem.at[slot, :, pl.ds(0, stage.step)]
-                plgpu.copy_gmem_to_smem(x.at[:, at], place, filled.at[slot])
+                plgpu.copy_gmem_to_smem(x.at[:, at], place, x_filled.at[slot])
 
             ahead = jnp.minimum(end - begin, depth)
             pl.loop(0, ahead)(weights_of)
@@ -190,6 +197,7 @@ def chain(
             x = x.astype(f32)
             outs[at["squares"]].at[tile][...] = jnp.sum(x * x, axis=0)
             put(outs[at["normed"]], rows, x * (1.0 + weight))
+            fence_copy_engine()
             signal(at["done"])
 
         def put(out: Any, channels: Any, value: Any) -> None:
@@ -210,7 +218,8 @@ def chain(
                     def one(step: Any, _: Any) -> None:
                         slot = jax.lax.rem(done + step - begin, depth)
                         with jax.named_scope(f"wait for a step of {i}"):
-                            plgpu.barrier_wait(filled.at[slot])
+                            plgpu.barrier_wait(w_filled.at[slot])
+                            plgpu.barrier_wait(x_filled.at[slot])
                         for half in range(2):
                             k = 0 if pieces == 2 else half * HALF
                             x = x_smem.at[slot, :, pl.ds(k, HALF)].transpose((1, 0))
@@ -234,19 +243,30 @@ def chain(
                     with jax.named_scope(f"give a part of {i}"):
                         for p in range(pieces):
                             shared.at[block, p][...] = totals[p]
-                        signal(at["flags"] + block)
+                        signal(at["flags"] + owner)
 
                 def sum_of_all() -> Any:
-                    def take(other: Any, results: Any) -> Any:
-                        wait(at["flags"] + block + other, 1)
-                        return tuple(
-                            r + read(shared.at[block + other, p], wgmma)
-                            for p, r in enumerate(results)
-                        )
-
                     count = stage.sharers(tile, blocks)
+
+                    def take(_: Any, results: Any) -> Any:
+                        wait(at["flags"] + block, count)
+                        # All reads are under way together; what lies past the last sharer may be anything.
+                        others = [
+                            [
+                                read(shared.at[jnp.minimum(block + n, blocks - 1), p], wgmma)
+                                for p in range(pieces)
+                            ]
+                            for n in range(1, stage.most_sharers(blocks) + 1)
+                        ]
+                        for n, parts in enumerate(others, 1):
+                            results = tuple(
+                                r + jnp.where(jnp.broadcast_to(count, part.shape) >= n, part, 0.0)
+                                for r, part in zip(results, parts, strict=True)
+                            )
+                        return results
+
                     with jax.named_scope(f"take the parts of {i}"):
-                        results = jax.lax.fori_loop(1, count + 1, take, totals)
+                        results = jax.lax.fori_loop(0, jnp.minimum(count, 1), take, totals)
                     return results if scale is None else tuple(r * scale for r in results)
 
                 def finish() -> None:
@@ -269,6 +289,7 @@ def chain(
                         finish()
 
             if i + 1 < len(stages) and stage.kind != "add":
+                fence_copy_engine()
                 signal(at["done"])
             return done + end - begin
 
@@ -306,7 +327,8 @@ def chain(
         scratch_types=(
             plgpu.SMEM((depth, 2, TILE, HALF), bf16, transforms=swizzled),
             plgpu.SMEM((depth, ROWS, 2 * HALF), bf16, transforms=swizzled),
-            plgpu.Barrier(num_arrivals=3, num_barriers=depth),
+            plgpu.Barrier(num_arrivals=2, num_barriers=depth),
+            plgpu.Barrier(num_barriers=depth),
             plgpu.Barrier(num_barriers=depth),
         ),
         grid=(blocks,),

@@ -21,8 +21,8 @@ from pallas_kernels.dispatch import not_hopper
 ROWS = 8
 """Rows that a chain computes; the real ones come first, the others may hold anything."""
 TILE = 64
-HALF = 256
-"""A step reads two pieces of [64, 256] weights: neighbours along K, or the gate's rows and the up projection's."""
+HALF = 128
+"""A step reads two pieces of [64, 128] weights: neighbours along K, or the gate's rows and the up projection's."""
 MOST_HIDDEN = 128 * TILE
 """Channels of the residual stream: its sums of squares have 128 rows."""
 KINDS = ("rows", "swiglu", "add")
@@ -95,6 +95,10 @@ class Product:
     def sharers(self, tile: Any, blocks: int) -> Any:
         """How many blocks after the owner compute steps of a tile."""
         return ((tile + 1) * self.steps - 1) // self.run(blocks) - self.owner(tile, blocks)
+
+    def most_sharers(self, blocks: int) -> int:
+        """Most blocks after an owner that compute steps of its tile."""
+        return max(self.sharers(tile, blocks) for tile in range(self.tiles))
 
     def row(self, tile: Any) -> Any:
         """First output of a tile; where 64 does not divide the outputs, the last tile overlaps the one before."""

@@ -168,9 +168,7 @@ def main(name):
         if isinstance(stage, Product):
             shared = [0] * blocks
             for tile in range(stage.tiles):
-                owner = stage.owner(tile, blocks)
-                for other in range(owner + 1, owner + stage.sharers(tile, blocks) + 1):
-                    shared[other] = 1
+                shared[stage.owner(tile, blocks)] += stage.sharers(tile, blocks)
             assert [counts[at + block] for block in range(blocks)] == shared
             at += blocks + stage.ordered(blocks)
     assert all(counts[i] for i in waited)
