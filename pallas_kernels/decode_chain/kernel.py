@@ -3,16 +3,17 @@
 With at most 8 rows a matrix product is a read of its weights, and a step is as fast as the weights stream. Separate
 kernels leave the memory idle at each boundary: launch, first loads, last stragglers. Here one block a multiprocessor
 stays for a whole chain of products; one warpgroup keeps a ring of weight tiles in flight through the copy engine, and
-runs ahead of the data dependences, since weights depend on nothing; the other multiplies and waits for what other
-blocks compute on counters in global memory.
+runs ahead of what other blocks still compute, since weights depend on nothing; the other multiplies and waits for other
+blocks on counters in global memory.
 
 - Tiles of 64 weight rows are the M side of `wgmma`, the rows of x its N side of 8.
 - All blocks must be resident at once: one block a multiprocessor, at most as many as there are.
 - The tiles x steps of K of a product are cut into equal runs, one a block, so that all blocks end together. A tile that
   several blocks share is summed in the order of K by the block that begins it; the others reach it first in their runs.
-- The ring is deep, but few of its steps are under way at once. A signal to other blocks orders all that the
-  multiprocessor has under way before it, loads of the copy engine as well: timelines show signals that wait 7 us, until
-  the whole ring is full. Two steps are enough to keep the memory busy.
+- A signal to other blocks orders all that the multiprocessor has under way before it, loads of the copy engine as well:
+  timelines show signals that wait 7 us, until the whole ring is full. So few steps of the ring are under way at once,
+  which is enough to keep the memory busy, and the loads of a stage begin when the block has signalled all it has of the
+  stage before: it waits a microsecond for what everybody would wait for.
 - A column of a `wgmma` result depends on its own row of x alone, and the order of summation on shapes alone: a row's
   bits do not depend on its neighbours.
 - The RMS norm is split: who adds to the residual stream also multiplies it by (1 + weight) and stores sums of squares,
@@ -104,7 +105,7 @@ def chain(
         first_ref, residual_ref, layers_ref, *rest = refs
         weight_refs, rest = rest[:stacks], rest[stacks:]
         outs, scratch = rest[: len(out_types)], rest[len(out_types) :]
-        w_smem, x_smem, w_filled, x_filled, emptied = scratch
+        w_smem, x_smem, w_filled, x_filled, emptied, signalled = scratch
         sems = pl.get_global(plgpu.SemaphoreType.REGULAR((counters,)))
         block, role = jax.lax.axis_index("block"), jax.lax.axis_index("role")
 
@@ -151,6 +152,8 @@ def chain(
                 place = x_smem.at[slot, :, pl.ds(0, stage.step)]
                 plgpu.copy_gmem_to_smem(x.at[:, at], place, x_filled.at[slot])
 
+            if i > 0:
+                plgpu.barrier_wait(signalled.at[i - 1])
             ahead = jnp.minimum(end - begin, depth)
             pl.loop(0, ahead)(weights_of)
             if counter is not None:
@@ -319,6 +322,8 @@ def chain(
                     done = multiply(i, stage, done)
                 else:
                     enter()
+                if i + 1 < len(stages):
+                    plgpu.barrier_arrive(signalled.at[i])
 
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     run = plgpu.kernel(
@@ -330,6 +335,7 @@ def chain(
             plgpu.Barrier(num_arrivals=2, num_barriers=depth),
             plgpu.Barrier(num_barriers=depth),
             plgpu.Barrier(num_barriers=depth),
+            plgpu.Barrier(num_barriers=len(stages)),
         ),
         grid=(blocks,),
         grid_names=("block",),
