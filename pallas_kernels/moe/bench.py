@@ -27,15 +27,16 @@ def weights(shape: Shape) -> tuple[jax.Array, ...]:
     E, H, width = shape.E, shape.H, shape.width
     sizes = ((E, H), (1, H), (E, 2 * width, H), (E, H, width), (2 * width, H), (H, width))
 
-    @jax.jit
-    def make(key: jax.Array) -> tuple[jax.Array, ...]:
-        keys = jax.random.split(key, len(sizes))
-        return tuple(
-            jax.random.normal(k, (_LAYERS, *s), jnp.bfloat16) * jnp.bfloat16(s[-1] ** -0.5)
-            for k, s in zip(keys, sizes, strict=True)
-        )
+    @functools.partial(jax.jit, static_argnums=0)
+    def make(size: tuple[int, ...], key: jax.Array) -> jax.Array:
+        def one(key: jax.Array) -> jax.Array:
+            return jax.random.normal(key, size, jnp.bfloat16) * jnp.bfloat16(size[-1] ** -0.5)
 
-    return make(jax.random.key(0))
+        # One layer at a time: random bits take several times the memory of what they become.
+        return jax.lax.map(one, jax.random.split(key, _LAYERS))
+
+    keys = jax.random.split(jax.random.key(0), len(sizes))
+    return tuple(make(size, key) for size, key in zip(sizes, keys, strict=True))
 
 
 def chain(shape: Shape, implementation: Any, steps: int) -> Callable[..., jax.Array]:
