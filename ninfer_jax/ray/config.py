@@ -26,16 +26,18 @@ class ProcessorConfig:
     """CPU cores of an actor."""
     batch_size: int = 512
     """Rows that an actor gets at a time. They are ordered among each other, and lost together if it dies."""
+    max_task_retries: int = 5
+    """How often rows run again because their actor died. A row that kills its process every time ends the job then."""
     cache: bool = True
     """Whether prompts reuse what others share with them."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `EngineConfig`."""
 
     def __post_init__(self) -> None:
-        for name in ("num_replicas", "batch_size"):
+        for name, least in (("num_replicas", 1), ("batch_size", 1), ("max_task_retries", 0)):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InputError(f"{name} must be an integer, at least 1; got {value!r}")
+            if type(value) is not int or value < least:
+                raise InputError(f"{name} must be an integer, at least {least}; got {value!r}")
         for name in ("num_gpus", "num_cpus"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
@@ -59,7 +61,8 @@ def ray_data() -> Any:
 
 
 def mapped(dataset: Any, replica: type, config: ProcessorConfig, **arguments: Any) -> Any:
-    """A dataset whose blocks go through actors; rows of an actor that dies run again on another.
+    """A dataset whose blocks go through actors; rows of an actor that dies run again on another,
+    `max_task_retries` times.
 
     Args:
       dataset: a Ray Dataset.
@@ -77,5 +80,5 @@ def mapped(dataset: Any, replica: type, config: ProcessorConfig, **arguments: An
         num_cpus=config.num_cpus,
         num_gpus=config.num_gpus,
         max_restarts=-1,
-        max_task_retries=-1,
+        max_task_retries=config.max_task_retries,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ninfer_jax as nj
+from ninfer_jax.ray.config import mapped
 from tests.batch.lines import comparable, completion, read, write
 from tests.conftest import CACHE, GOLDENS
 
@@ -74,6 +75,27 @@ def test_a_killed_actor_costs_no_row(tmp_path):
     assert (again.done_before, again.answered) == (321, 0)
     nj.run_batch(source, tmp_path / "alone", MODEL, progress=False, **ENGINE)
     assert comparable(read(output)) == comparable(read(tmp_path / "alone"))
+
+
+def test_a_row_that_kills_every_actor_ends_the_job(tmp_path):
+    class Deadly:  # local, or workers would import this module
+        """Ends its process at the row 5."""
+
+        def __init__(self, config, log):
+            self.log = log
+
+        def __call__(self, table):
+            if 5 in table.column("id").to_pylist():
+                with self.log.open("a") as log:
+                    log.write("tried\n")
+                os._exit(1)
+            return table
+
+    config = nj.ray.ProcessorConfig(MODEL, batch_size=2, max_task_retries=2)
+    dataset = mapped(ray.data.range(10), Deadly, config, log=tmp_path / "log")
+    with pytest.raises(ray.exceptions.RayError):
+        dataset.take_all()
+    assert (tmp_path / "log").read_text() == "tried\n" * 3
 
 
 def test_rows_in_rows_out():
