@@ -93,7 +93,7 @@ def chain(
         if isinstance(stage, Product):
             at |= {
                 "shared": new((blocks, stage.pieces, TILE, ROWS), f32),
-                "flags": counters,
+                "given": counters,
             }
             counters += blocks
             if stage.ordered(blocks):
@@ -246,13 +246,13 @@ def chain(
                     with jax.named_scope(f"give a part of {i}"):
                         for p in range(pieces):
                             shared.at[block, p][...] = totals[p]
-                        signal(at["flags"] + owner)
+                        signal(at["given"] + owner)
 
                 def sum_of_all() -> Any:
                     count = stage.sharers(tile, blocks)
 
                     def take(_: Any, results: Any) -> Any:
-                        wait(at["flags"] + block, count)
+                        wait(at["given"] + block, count)
                         # All reads are under way together; what lies past the last sharer may be anything.
                         others = [
                             [
@@ -268,6 +268,7 @@ def chain(
                             )
                         return results
 
+                    # A condition, as a loop of at most one trip.
                     with jax.named_scope(f"take the parts of {i}"):
                         results = jax.lax.fori_loop(0, jnp.minimum(count, 1), take, totals)
                     return results if scale is None else tuple(r * scale for r in results)

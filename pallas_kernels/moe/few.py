@@ -463,6 +463,9 @@ def _body(
         fence_copy_engine()
         plgpu.semaphore_signal(met, memory_scope="gpu")
 
+        def place_of(s: jax.Array) -> jax.Array:
+            return place(jax.lax.rem(s, 2), count + jax.lax.div(s, 2))
+
         def sums(acc: Any) -> jax.Array:
             def slot(s: jax.Array, _: None) -> None:
                 entry, h_entry = place_of(s), jax.lax.rem(s, n_chunks)
@@ -475,9 +478,6 @@ def _body(
                 def _release() -> None:
                     plgpu.barrier_arrive(empty.at[place_of(s - 1)])
                     plgpu.barrier_arrive(h_empty.at[jax.lax.rem(s - 1, n_chunks)])
-
-            def place_of(s: jax.Array) -> jax.Array:
-                return place(jax.lax.rem(s, 2), count + jax.lax.div(s, 2))
 
             jax.lax.fori_loop(0, n, slot, None)
             return acc[...]
