@@ -5,16 +5,17 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.decode_chain import reference
-from pallas_kernels.decode_chain.stages import Add, Product, Result, check, unavailable, unfit
+from pallas_kernels.decode_chain.stages import Result, Stage, check, unavailable, unfit
 from pallas_kernels.dispatch import Implementation, takes_kernel
 
 
 def chain(
-    stages: tuple[Product | Add, ...],
+    stages: tuple[Stage, ...],
     first: jax.Array,
     residual: jax.Array,
     weights: tuple[tuple[jax.Array, ...], ...],
     layers: jax.Array,
+    running: jax.Array | None = None,
     *,
     implementation: Implementation = None,
 ) -> Result:
@@ -24,11 +25,14 @@ def chain(
     after it scales its result by the stream's 1 / rms. That is `rms_norm` before the product, up to rounding.
 
     Args:
-      stages: a product after one that adds reads the normed stream, any other one the result before it.
+      stages: a product after one that adds reads the normed stream, any other one the result before it. Experts follow
+        a stage that adds.
       first: input of the first stage: [8, K] of a product, float32 parts [P, H, 8] of an `Add`.
       residual: [H, 8], the stream that is added to.
-      weights: for each stage its stacks: [L, M, K] of a product, [L, H] of a zero-centred norm; "add" has both.
+      weights: for each stage its stacks: [L, M, K] of a product, [L, H] of a zero-centred norm; "add" has both. For those
+        of experts see `Experts`.
       layers: int32, for each of these stacks the index in it; may be traced.
+      running: int32 [8]: rows with 0 choose no experts; only for `Experts`.
       implementation: see `pallas_kernels.dispatch`. "pallas" takes bfloat16 and 8 rows on compute capability 9.0, and
         sizes that fit (`stages.unfit`). It needs the whole device: while it runs, no other kernel may stay on a
         multiprocessor until this one ends.
@@ -40,10 +44,10 @@ def chain(
       ValueError: the arguments do not go together.
       NotImplementedError: "pallas" was asked for and cannot run here.
     """
-    check(stages, first, residual, weights, layers)
+    check(stages, first, residual, weights, layers, running)
     why_not = unavailable(residual.dtype, ()) or unfit(stages, first, residual, weights)
     if takes_kernel("chain", implementation, why_not):
         from pallas_kernels.decode_chain import kernel  # Mosaic, only where it is used
 
-        return kernel.chain(stages, first, residual, weights, layers)
-    return reference.chain(stages, first, residual, weights, layers)
+        return kernel.chain(stages, first, residual, weights, layers, running)
+    return reference.chain(stages, first, residual, weights, layers, running)

@@ -46,7 +46,8 @@ def measure(shape: Shape, implementation: Any) -> float:
     @jax.jit
     def one(carry: Any, weights: Any, index: jax.Array) -> Any:
         first, residual = carry
-        out = chain(shape.stages, first, residual, weights, index, implementation=implementation)
+        args = (shape.stages, first, residual, weights, index, shape.running)
+        out = chain(*args, implementation=implementation)
         return following(shape, out)
 
     @jax.jit
@@ -63,8 +64,10 @@ def trace(shape: Shape, folder: str) -> None:
     """Leave a timeline of a call that finds its code, but not its weights, in the caches."""
     layers = layers_to_walk(shape)
     weights, (first, residual) = random_weights(shape, layers), random_inputs(shape)
-    run = jax.jit(lambda *args: kernel.chain(shape.stages, *args, traces=folder))
-    last_timeline(folder, lambda i: run(first, residual, weights, shape.indices(i % layers)))
+    # The timeline takes shared memory from the ring.
+    run = jax.jit(lambda *args: kernel.chain(shape.stages, *args, depth=5, traces=folder))
+    again = lambda i: run(first, residual, weights, shape.indices(i % layers), shape.running)  # noqa: E731
+    last_timeline(folder, again)
 
 
 def main() -> None:
@@ -77,7 +80,7 @@ def main() -> None:
     names = options.shapes or list(SHAPES)
     if options.traces:
         for name in names:
-            trace(SHAPES[name], f"{options.traces}/{name.replace('/', '_')}")
+            trace(SHAPES[name], f"{options.traces}/{name.replace('/', '_').replace(' ', '_')}")
         return
     rate = copy_bandwidth()
     for name in names:

@@ -7,15 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.decode_chain.stages import TILE, Add, Product, Result, adds
+from pallas_kernels.decode_chain.stages import TILE, Add, Experts, Product, Result, Stage, adds
+from pallas_kernels.moe import sparse_layer
 
 
 def chain(
-    stages: tuple[Product | Add, ...],
+    stages: tuple[Stage, ...],
     first: jax.Array,
     residual: jax.Array,
     weights: tuple[tuple[jax.Array, ...], ...],
     layers: jax.Array,
+    running: jax.Array | None = None,
 ) -> Result:
     """See `api.chain`; any dtype, any sizes and any number of rows."""
     H, rows = residual.shape
@@ -26,6 +28,11 @@ def chain(
         of_layer = [stack[layers[next(index)]] for stack in own]
         if isinstance(stage, Add):
             total = jnp.sum(first, axis=0).T
+        elif isinstance(stage, Experts):
+            assert scale is not None
+            total = _experts(stage, (x.astype(f32) * scale[:, None]).astype(dtype), of_layer)
+            assert running is not None
+            total = jnp.where(running[:, None] > 0, total, 0)
         else:
             total = _product(x, of_layer[0])
             total = total if scale is None else total * scale[:, None]
@@ -48,6 +55,24 @@ def chain(
     assert squares is not None
     squares = jnp.pad(squares, ((0, max(0, 128 - squares.shape[0])), (0, 0)))
     return Result(None, streams, x, squares)
+
+
+def _experts(stage: Experts, x: jax.Array, weights: list[Any]) -> jax.Array:
+    """What a sparse layer adds for [rows, H]."""
+    router, gate, gate_up, down, shared_gate_up, shared_down, _ = (w[None] for w in weights)
+    return sparse_layer(
+        x,
+        router,
+        gate[:, :1],
+        gate_up,
+        down,
+        shared_gate_up,
+        shared_down,
+        0,
+        top_k=stage.top_k,
+        normalise=stage.normalise,
+        implementation="reference",
+    )
 
 
 def _product(x: Any, weight: Any) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.decode_chain.stages import ROWS, Add, Product
+from pallas_kernels.decode_chain.stages import ROWS, Add, Experts, Product, Stage, adds
 
 EPS = 1e-6
 VOCABULARY = 248_320
@@ -19,7 +19,9 @@ class Shape:
     """One chain: its stages, and the channels H of the residual stream."""
 
     H: int
-    stages: tuple[Product | Add, ...]
+    stages: tuple[Stage, ...]
+    rows: int = ROWS
+    """Rows that choose experts."""
 
     @property
     def first(self) -> tuple[tuple[int, ...], Any]:
@@ -31,17 +33,29 @@ class Shape:
 
     @property
     def bytes_moved(self) -> int:
-        """Weights; activations are a thousandth of them."""
-        return sum(2 * s.rows * s.width for s in self.stages if isinstance(s, Product))
+        """Weights; activations are a thousandth of them. Of experts those that random rows choose on average."""
+        total = 0.0
+        for stage in self.stages:
+            if isinstance(stage, Product):
+                total += 2 * stage.rows * stage.width
+            elif isinstance(stage, Experts):
+                missed = (1 - stage.top_k / stage.experts) ** self.rows
+                each = 6 * stage.hidden * stage.width
+                total += each * (1 + stage.experts * (1 - missed)) + 2 * stage.experts * stage.hidden
+        return int(total)
 
     def stacks(self, layers: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """Shapes of each stage's stacks."""
         stacks: list[tuple[tuple[int, ...], ...]] = []
         for stage in self.stages:
             own: list[tuple[int, ...]] = []
-            if isinstance(stage, Product):
+            if isinstance(stage, Experts):
+                own += [(layers, *shape) for shape in stage.stacks]
+            elif isinstance(stage, Product) and adds(stage):
+                own += [(layers, stage.rows, stage.width), (layers, self.H)]
+            elif isinstance(stage, Product):
                 own.append((layers, stage.rows, stage.width))
-            if isinstance(stage, Add) or stage.kind == "add":
+            else:
                 own.append((layers, self.H))
             stacks.append(tuple(own))
         return tuple(stacks)
@@ -54,7 +68,13 @@ class Shape:
             of((self.H, ROWS), jnp.bfloat16),
             tuple(tuple(of(s, jnp.bfloat16) for s in own) for own in stacks),
             of((sum(map(len, stacks)),), jnp.int32),
+            of((ROWS,), jnp.int32),
         )
+
+    @property
+    def running(self) -> jax.Array:
+        """The first rows run."""
+        return (jnp.arange(ROWS) < self.rows).astype(jnp.int32)
 
     def indices(self, layer: Any) -> jax.Array:
         """The same layer of every stack."""
@@ -63,10 +83,10 @@ class Shape:
 
 def random_weights(shape: Shape, layers: int, seed: int = 0) -> Any:
     """Weights for which every stage keeps the size of its input; norm weights around 0, as they are stored."""
-    keys = iter(jax.random.split(jax.random.key(seed), 2 * len(shape.stages)))
+    keys = iter(jax.random.split(jax.random.key(seed), sum(map(len, shape.stacks(layers)))))
 
     def make(stack: tuple[int, ...], key: jax.Array) -> jax.Array:
-        scale = 0.1 if len(stack) == 2 else stack[2] ** -0.5
+        scale = 0.1 if len(stack) == 2 else stack[-1] ** -0.5
 
         def one(key: jax.Array) -> jax.Array:
             return (scale * jax.random.normal(key, stack[1:], jnp.float32)).astype(jnp.bfloat16)
@@ -99,6 +119,12 @@ def _tail(H: int, mixed: int, width: int, after: Product) -> Shape:
     )
 
 
+def _sparse(H: int, mixed: int, rows: int, after: Product) -> Shape:
+    """The same with 256 experts of width 512, of which each of so many rows chooses 8."""
+    experts = Experts(256, H, 512, 8, True, EPS)
+    return Shape(H, (Product(H, mixed, "add", eps=EPS), experts, after), rows)
+
+
 def _enter(H: int, after: Product) -> Shape:
     return Shape(H, (Add(EPS), after))
 
@@ -127,6 +153,10 @@ SHAPES = {
     "9B/tail": _tail(4096, 4096, 12288, _linear(4096, 32)),
     "27B/tail": _tail(5120, 6144, 17408, _linear(5120, 48)),
     "27B/tail to head": _tail(5120, 6144, 17408, _head(5120)),
+    "35B-A3B/tail of 1 row": _sparse(2048, 4096, 1, _linear(2048, 32)),
+    "35B-A3B/tail of 8 rows": _sparse(2048, 4096, 8, _linear(2048, 32)),
+    "35B-A3B/tail to attention": _sparse(2048, 4096, 8, _full(2048, 16, 2)),
+    "35B-A3B/tail to head": _sparse(2048, 4096, 3, _head(2048)),
     "35B-A3B/out": Shape(2048, (Product(2048, 4096, "add", eps=EPS),)),
     "35B-A3B/enter": _enter(2048, _linear(2048, 32)),
     "35B-A3B/enter attention": _enter(2048, _full(2048, 16, 2)),

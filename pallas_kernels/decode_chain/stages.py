@@ -5,6 +5,9 @@ runs, one a thread block. The block that computes a tile's first step owns it: i
 tile and writes the result. Since runs are contiguous, those others are the next blocks, and the tile is the first thing
 in each of their runs, so that they give their part before they wait for anybody: nobody waits in a circle.
 
+Experts are cut otherwise, as the cuts of their work must not depend on how many experts the rows chose: sums over cuts
+would differ in their last bits (see `Experts`).
+
 Methods that take a tile or a block take Python integers and traced ones.
 """
 
@@ -14,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import not_hopper
@@ -28,8 +32,29 @@ MOST_HIDDEN = 128 * TILE
 KINDS = ("rows", "swiglu", "add")
 
 
+def multiprocessors() -> int:
+    """Multiprocessors of the default device; those of an H200 where it is no GPU (to lower without one)."""
+    device = jax.local_devices()[0]
+    return int(device.core_count) if device.platform == "gpu" else 132
+
+
+class _Cut:
+    """Tiles of `steps` steps, laid end to end: step s belongs to tile s // steps."""
+
+    steps: Any
+
+    def tiles_of(self, begin: Any, end: Any) -> tuple[Any, Any]:
+        """First tile of the steps from `begin` to before `end`, and the one past their last."""
+        return begin // self.steps, (end + self.steps - 1) // self.steps
+
+    def part(self, tile: Any, begin: Any, end: Any) -> tuple[Any, Any]:
+        """Those of the steps from `begin` to before `end` that belong to a tile."""
+        low, high = tile * self.steps, (tile + 1) * self.steps
+        return _most(begin, low), _least(end, high)
+
+
 @dataclass(frozen=True)
-class Product:
+class Product(_Cut):
     """`x @ weight[layer].T`, over all blocks.
 
     Args:
@@ -62,7 +87,7 @@ class Product:
         return HALF if self.kind == "swiglu" else 2 * HALF
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> int:  # type: ignore[override]
         """Steps of a tile."""
         return self.width // self.step
 
@@ -75,18 +100,9 @@ class Product:
         return -(-self.tiles * self.steps // blocks)
 
     def span(self, block: Any, blocks: int) -> tuple[Any, Any]:
-        """First step of a block and the one past its last; step `s` belongs to tile `s // steps`."""
+        """First step of a block and the one past its last."""
         run, total = self.run(blocks), self.tiles * self.steps
         return _least(block * run, total), _least((block + 1) * run, total)
-
-    def tiles_of(self, begin: Any, end: Any) -> tuple[Any, Any]:
-        """First tile of the steps from `begin` to before `end`, and the one past their last."""
-        return begin // self.steps, (end + self.steps - 1) // self.steps
-
-    def part(self, tile: Any, begin: Any, end: Any) -> tuple[Any, Any]:
-        """Those of the steps from `begin` to before `end` that belong to a tile."""
-        low, high = tile * self.steps, (tile + 1) * self.steps
-        return _most(begin, low), _least(end, high)
 
     def owner(self, tile: Any, blocks: int) -> Any:
         """Block that computes a tile's first step."""
@@ -119,6 +135,128 @@ class Add:
     eps: float
 
 
+@dataclass(frozen=True)
+class Experts:
+    """A sparse feed-forward layer on the normed stream: routed experts and a shared one, added like "add" does.
+
+    The chosen experts are listed in slots, the shared expert first and the others by rising id, so a row sums its own
+    experts in one order whatever its neighbours chose: what the others add to it is exact zeros.
+
+    1. Router: a block computes parts of the logits of 8 experts; then every block lists the slots for itself
+       (`choice`). The shared expert's gate goes with the router, in a group of 8 of its own.
+    2. hidden = share * silu(gate) * up: a block owns 8 gate and 8 up rows of every `ways`-th slot, and stacks up to 8
+       slots of them into the 64 rows of a `wgmma`.
+    3. down @ hidden: a block owns 64 outputs and 128 columns of the experts' width, and runs over all slots (`Down`).
+
+    Args:
+      experts, hidden, width, top_k: routed experts, channels of the stream, width of every expert, experts a row.
+      normalise: the shares of the chosen experts add up to 1.
+      eps: of the norm after the layer.
+
+    Its stacks are router [L, experts, hidden], shared gate [L, 8, hidden] (of which the first row counts), gate and up
+    [L, experts, 2 * width, hidden], down [L, experts, hidden, width], the shared expert's [L, 2 * width, hidden] and
+    [L, hidden, width], and the norm [L, hidden].
+    """
+
+    experts: int
+    hidden: int
+    width: int
+    top_k: int
+    normalise: bool
+    eps: float
+
+    @property
+    def slots(self) -> int:
+        """Most slots: the shared expert and `top_k` of each row."""
+        return 1 + ROWS * self.top_k
+
+    @property
+    def parts(self) -> int:
+        """Parts that `Down` cuts the experts' width into."""
+        return self.width // HALF
+
+    @property
+    def router_groups(self) -> int:
+        """Groups of 8 rows of the router and of the shared gate."""
+        return self.experts // ROWS + 1
+
+    @property
+    def groups(self) -> int:
+        """Groups of 8 channels of the experts' width."""
+        return self.width // ROWS
+
+    def splits(self, blocks: int) -> int:
+        """Parts of K that the router is cut into, a block each; 0 where blocks are too few."""
+        steps = self.hidden // (2 * HALF)
+        fitting = (n for n in (4, 2, 1) if n * self.router_groups <= blocks and steps % n == 0)
+        return next(fitting, 0)
+
+    def ways(self, blocks: int) -> int:
+        """Blocks that share the slots of a group of channels; 0 where blocks are too few."""
+        return blocks // self.groups
+
+    def down(self, slots: Any) -> Down:
+        """The last product, for so many slots in use."""
+        return Down(self.hidden, self.parts, (slots + 1) // 2, self.eps)
+
+    @property
+    def stacks(self) -> list[tuple[int, ...]]:
+        E, H, width = self.experts, self.hidden, self.width
+        return [
+            (E, H),
+            (ROWS, H),
+            (E, 2 * width, H),
+            (E, H, width),
+            (2 * width, H),
+            (H, width),
+            (H,),
+        ]
+
+
+@dataclass(frozen=True)
+class Down(_Cut):
+    """How the down projections of a sparse layer are cut; the same whatever the number of slots.
+
+    A block has one tile, for 128 columns of every expert's width; a step takes two slots. Blocks with the other columns
+    come next and give their parts to the first one.
+    """
+
+    hidden: int
+    parts: int
+    steps: Any
+    eps: float
+    kind: str = "add"
+    pieces: int = 1
+    step: int = 2 * HALF
+
+    @property
+    def tiles(self) -> int:
+        return self.hidden // TILE
+
+    def span(self, block: Any, blocks: int) -> tuple[Any, Any]:
+        """First step of a block and the one past its last."""
+        tile = _least(block // self.parts, self.tiles)
+        return tile * self.steps, _least((tile + 1) * self.steps, self.tiles * self.steps)
+
+    def owner(self, tile: Any, blocks: int) -> Any:
+        """Block that computes a tile's first part."""
+        return tile * self.parts
+
+    def sharers(self, tile: Any, blocks: int) -> Any:
+        """How many blocks after the owner compute parts of a tile."""
+        return self.parts - 1
+
+    def most_sharers(self, blocks: int) -> int:
+        return self.parts - 1
+
+    def row(self, tile: Any) -> Any:
+        """First output of a tile."""
+        return tile * TILE
+
+
+Stage = Product | Add | Experts
+
+
 class Result(NamedTuple):
     """What a chain leaves; None where its stages give no such thing."""
 
@@ -133,16 +271,17 @@ class Result(NamedTuple):
     unwritten."""
 
 
-def adds(stage: Product | Add) -> bool:
-    return isinstance(stage, Add) or stage.kind == "add"
+def adds(stage: Stage) -> bool:
+    return not isinstance(stage, Product) or stage.kind == "add"
 
 
 def check(
-    stages: Sequence[Product | Add],
+    stages: Sequence[Stage],
     first: Any,
     residual: Any,
     weights: Sequence[Sequence[Any]],
     layers: Any,
+    running: Any,
 ) -> None:
     """Raise ValueError where the arguments of a chain do not go together."""
     H, width = residual.shape[0], None
@@ -154,6 +293,14 @@ def check(
                 raise ValueError("chain: an Add must be the first stage")
             want: list[tuple[int, ...]] = [(H,)]
             given = first.shape[1:] == residual.shape
+        elif isinstance(stage, Experts):
+            if i == 0 or not adds(stages[i - 1]) or any(
+                isinstance(s, Experts) for s in stages[:i]
+            ):
+                raise ValueError("chain: Experts follow a stage that adds, and there are none before")
+            want, given = stage.stacks, stage.hidden == H
+            if running is None or running.shape != (residual.shape[1],):
+                raise ValueError("chain: Experts want to know which rows are running")
         else:
             if stage.kind not in KINDS:
                 raise ValueError(f"chain: stage {i} has kind {stage.kind!r}, not one of {KINDS}")
@@ -165,13 +312,13 @@ def check(
             raise ValueError(f"chain: the input of stage {i} does not fit {stage}")
         if [w.shape[1:] for w in own] != want:
             raise ValueError(f"chain: stage {i} wants stacks of {want}, not {own}")
-        width = H if adds(stage) else stage.outputs  # type: ignore[union-attr]
+        width = stage.outputs if isinstance(stage, Product) and not adds(stage) else H
     if layers.shape != (sum(map(len, weights)),):
         raise ValueError(f"chain: {layers.shape} layer indices for {sum(map(len, weights))} stacks")
 
 
 def unfit(
-    stages: Sequence[Product | Add], first: Any, residual: Any, weights: Sequence[Sequence[Any]]
+    stages: Sequence[Stage], first: Any, residual: Any, weights: Sequence[Sequence[Any]]
 ) -> str | None:
     """Why the kernel cannot be built for such arguments, or None."""
     H, rows = residual.shape
@@ -185,6 +332,8 @@ def unfit(
     if H % TILE or H > MOST_HIDDEN:
         return f"the residual stream of {H} is not a multiple of {TILE} up to {MOST_HIDDEN}"
     for stage in stages:
+        if isinstance(stage, Experts) and (why := unfit_experts(stage, multiprocessors())):
+            return why
         if not isinstance(stage, Product):
             continue
         if stage.width % stage.step:
@@ -194,8 +343,22 @@ def unfit(
     return None
 
 
+def unfit_experts(stage: Experts, blocks: int) -> str | None:
+    """Why the kernel cannot compute such experts with so many blocks, or None."""
+    E, H, width = stage.experts, stage.hidden, stage.width
+    if E % 32 or stage.top_k > 16:
+        return f"{E} experts are not a multiple of 32, or {stage.top_k} a row are more than 16"
+    if width % HALF or H % (2 * HALF):
+        return f"width {width} is not a multiple of {HALF}, or {H} channels are none of {2 * HALF}"
+    units = stage.parts * H // TILE
+    if not (stage.splits(blocks) and stage.ways(blocks) and units <= blocks):
+        needed = max(units, stage.groups, stage.router_groups)
+        return f"{E} experts of [{H}, {width}] need {needed} blocks at once, not {blocks}"
+    return None
+
+
 def unavailable(
-    dtype: Any, widths: Iterable[int], *, hidden: int = TILE, outputs: Iterable[int] = ()
+    dtype: Any, widths: Iterable[int], *, hidden: int = TILE, outputs: Iterable[int] = (), experts: Experts | None = None
 ) -> str | None:
     """Why chains with these sizes cannot run here, or None.
 
@@ -204,6 +367,7 @@ def unavailable(
       widths: K of the products.
       hidden: channels of the residual stream.
       outputs: of the products.
+      experts: the sparse layers.
     """
     if (missing := not_hopper()) is not None:
         return missing
@@ -213,6 +377,8 @@ def unavailable(
         return f"widths {bad} are not multiples of {2 * HALF}"
     if hidden % TILE or hidden > MOST_HIDDEN:
         return f"the residual stream of {hidden} is not a multiple of {TILE} up to {MOST_HIDDEN}"
+    if experts and (why := unfit_experts(experts, multiprocessors())):
+        return why
     odd = sorted(n for n in outputs if n < TILE or n % 8)
     return f"outputs {odd} are not multiples of 8 from {TILE} on" if odd else None
 

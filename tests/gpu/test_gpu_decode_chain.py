@@ -14,7 +14,8 @@ from pallas_kernels.decode_chain.shapes import SHAPES, random_inputs, random_wei
 pytestmark = pytest.mark.gpu
 
 TESTED = (
-    "0.8B/tail", "0.8B/tail to head", "0.8B/enter", "4B/tail", "9B/tail", "27B/tail", "35B-A3B/out", "35B-A3B/enter",
+    "0.8B/tail", "0.8B/tail to head", "0.8B/enter", "4B/tail", "9B/tail", "27B/tail", "35B-A3B/tail of 1 row",
+    "35B-A3B/tail of 8 rows", "35B-A3B/tail to head",
 )  # fmt: skip
 
 
@@ -26,7 +27,8 @@ def case(name):
     count = sum(map(len, weights))
     index = jnp.arange(count, dtype=jnp.int32) % 2
     run = jax.jit(functools.partial(chain, shape.stages, implementation="pallas"))
-    return shape, weights, index, lambda first, residual: run(first, residual, weights, index)
+    rest = weights, index, shape.running
+    return shape, weights, index, lambda first, residual: run(first, residual, *rest)
 
 
 def exact(x, w):
@@ -49,7 +51,8 @@ def test_against_exact_products(name):
     inputs = random_inputs(shape)
     result, residual = of(run(*inputs), shape.stages)
     number = lambda x: jnp.asarray(x).astype(jnp.float32)  # noqa: E731
-    want, stream = chain_oracle(shape.stages, *inputs, weights, index, number, exact, jnp)
+    rest = weights, index, shape.running, number, exact, jnp
+    want, stream = chain_oracle(shape.stages, *inputs, *rest)
     assert row_errors(result, want) <= 1e-2
     assert row_errors(residual.T, np.asarray(stream).T) <= 1e-2
     # Once more, and with each row alone among values that are no numbers.

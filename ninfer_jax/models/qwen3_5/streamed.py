@@ -1,9 +1,8 @@
 """Decode of the text trunk on Hopper GPUs: few kernels a layer, each reading its weights once at memory speed.
 
 The same function as `trunk.decode` with `trunk.logits` after it, cut differently. A layer is its mixer between two
-projections (one fused kernel) and everything from its output projection to the next layer's input projection (one chain
-of products, `pallas_kernels.decode_chain`); where experts are routed, the chain is cut in two around them. All layers
-are unrolled: the kernels take whole stacks and a layer index, are compiled once a kind, and the compiler launches
+projections (one fused kernel) and everything from its output projection to the next layer's input projection, experts
+included (one chain of products, `pallas_kernels.decode_chain`). All layers are unrolled: the kernels take whole stacks and a layer index, are compiled once a kind, and the compiler launches
 a step as one graph.
 
 Activations are held as the chain wants them: 8 rows, the residual stream transposed [H, 8]. Rows past the real ones are
@@ -24,9 +23,8 @@ from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.models.qwen3_5 import layers
 from ninfer_jax.models.qwen3_5.params import SparseMLP, TextParameters
 from ninfer_jax.models.qwen3_5.state import DeviceState
-from pallas_kernels.decode_chain import ROWS, Add, Product, chain, unavailable
+from pallas_kernels.decode_chain import ROWS, Add, Experts, Product, Stage, chain, unavailable
 from pallas_kernels.gated_delta import gated_delta_decode
-from pallas_kernels.moe import sparse_layer
 from pallas_kernels.paged_attention import attention_decode
 
 
@@ -42,8 +40,10 @@ def fits(config: Qwen3_5Config, params: TextParameters, rows: int) -> bool:
         widths.add(dense.down_proj.shape[2])
         outputs.add(dense.down_proj.shape[2])
     heads = (config.head_dim, config.linear_key_head_dim, config.linear_value_head_dim)
-    why_not = unavailable(params.embed.dtype, widths, hidden=H, outputs=outputs)
-    return heads == (256, 128, 128) and why_not is None
+    experts = None if params.sparse_mlp is None else _experts(config)
+    why_not = unavailable(params.embed.dtype, widths, hidden=H, outputs=outputs, experts=experts)
+    same_width = config.shared_expert_intermediate_size == config.moe_intermediate_size
+    return heads == (256, 128, 128) and why_not is None and (experts is None or same_width)
 
 
 def decode(
@@ -65,11 +65,14 @@ def decode(
     seen = {"linear_attention": 0, "full_attention": 0, "dense": 0, "moe": 0}
     running = (slots > 0).astype(jnp.int32)
     cos, sin = layers.rope_tables(positions[:, None], config.rotary_dim, config.rope_theta)
+    choosing = jnp.pad(running, (0, ROWS - B))
     where = (block_tables, positions, running, cos[:, 0], sin[:, 0], slots, read_slots)
 
     stream = jnp.pad(params.embed[tokens], ((0, ROWS - B), (0, 0))).T
     nothing = jnp.zeros((1, *stream.shape), jnp.float32)
     head = params.embed if params.lm_head is None else params.lm_head
+    of_experts = None if params.sparse_mlp is None else _of_experts(params.sparse_mlp)
+    H, eps = config.hidden_size, config.rms_norm_eps
 
     def projection_after(i: int) -> tuple[str, Array, Array, int, int]:
         """Name, norm and weights of what follows layer i - 1, with their indices: a mixer or the head."""
@@ -83,11 +86,24 @@ def decode(
         )
         return kind, params.input_norm, stack, i, seen[kind]
 
-    def enter(parts: Array, stream: Array, i: int) -> tuple[Array, Array]:
-        name, norm, weight, norm_index, index = projection_after(i)
-        return _enter(config, name, parts, stream, norm, weight, _indices(norm_index, index))
+    def ffn_after(kind: str, norm: Array, norm_at: int) -> tuple[Any, Any, list[int]]:
+        """Stages of a feed-forward network, their weights with the norm after it, and the indices of all."""
+        at = seen[kind]
+        seen[kind] += 1
+        if kind == "dense":
+            mlp = params.dense_mlp
+            assert mlp is not None
+            width = mlp.down_proj.shape[2]
+            up, down = Product(2 * width, H, "swiglu", stream.dtype), Product(H, width, "add", eps=eps)
+            return (up, down), ((mlp.gate_up_proj,), (mlp.down_proj, norm)), [at, at, norm_at]
+        assert of_experts is not None
+        return (_experts(config),), ((*of_experts, norm),), [at] * len(of_experts) + [norm_at]
 
-    projected, stream = enter(nothing, stream, 0)
+    name, norm, weight, norm_at, next_at = projection_after(0)
+    entry = (Add(eps), _product(name, weight))
+    projected, stream = _chain(
+        entry, nothing, stream, ((norm,), (weight,)), _indices(norm_at, next_at), choosing
+    )
     for i, (kind, mlp) in enumerate(zip(kinds, config.ffn_types, strict=True)):
         index = jnp.int32(seen[kind])
         if kind == "linear_attention":
@@ -100,32 +116,13 @@ def decode(
             mixed, kv = _full(config, params.full_attention, index, projected, state.kv, where)
             out_proj = params.full_attention.o_proj  # type: ignore[union-attr]
             state = replace(state, kv=kv)
-        at = (seen[kind], i, seen[mlp])
         seen[kind] += 1
-        seen[mlp] += 1
-        if mlp == "dense":
-            name, norm, weight, norm_index, next_index = projection_after(i + 1)
-            projected, stream = _dense_layer(
-                config,
-                name,
-                mixed,
-                stream,
-                (out_proj, params.post_attention_norm),
-                params.dense_mlp,
-                (norm, weight),
-                _indices(at[0], at[1], at[2], at[2], norm_index, next_index),
-            )
-        else:
-            parts, stream = _sparse_layer(
-                config,
-                B,
-                mixed,
-                stream,
-                (out_proj, params.post_attention_norm),
-                params.sparse_mlp,
-                _indices(*at),
-            )
-            projected, stream = enter(parts, stream, i + 1)
+        name, norm, weight, norm_at, next_at = projection_after(i + 1)
+        feed_forward, ffn_weights, ffn_at = ffn_after(mlp, norm, norm_at)
+        stages = (Product(H, mixed.shape[1], "add", eps=eps), *feed_forward, _product(name, weight))
+        of_stages = ((out_proj, params.post_attention_norm), *ffn_weights, (weight,))
+        at = _indices(seen[kind] - 1, i, *ffn_at, next_at)
+        projected, stream = _chain(stages, mixed, stream, of_stages, at, choosing)
     return state, projected[:B]
 
 
@@ -138,19 +135,44 @@ def _product(name: str, weight: Array) -> Product:
     return Product(weight.shape[1], weight.shape[2], "rows", dtype)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _enter(
-    config: Qwen3_5Config,
-    name: str,
-    parts: Array,
+def _experts(config: Qwen3_5Config) -> Experts:
+    return Experts(
+        config.num_experts,
+        config.hidden_size,
+        config.moe_intermediate_size,
+        config.num_experts_per_tok,
+        config.norm_topk_prob,
+        config.rms_norm_eps,
+    )
+
+
+def _of_experts(mlp: SparseMLP) -> tuple[Array, ...]:
+    """Stacks of `Experts`, but for the norm."""
+    gate = jnp.pad(mlp.shared_gate, ((0, 0), (0, ROWS - 1), (0, 0)))
+    return (
+        mlp.router,
+        gate,
+        mlp.experts_gate_up,
+        mlp.experts_down,
+        mlp.shared_gate_up,
+        mlp.shared_down,
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def _chain(
+    stages: tuple[Stage, ...],
+    first: Array,
     stream: Array,
-    norm: Array,
-    weight: Array,
+    weights: Any,
     index: Array,
+    running: Array,
 ) -> tuple[Array, Array]:
-    """Add what the layer before computed, norm, and project."""
-    stages = (Add(config.rms_norm_eps), _product(name, weight))
-    out = chain(stages, parts, stream, ((norm,), (weight,)), index)
+    """A last projection's result, and the residual stream.
+
+    Only rows that run choose experts: the others would choose some of their own, whose weights cost time.
+    """
+    out = chain(stages, first, stream, weights, index, running)
     return out.result, out.residual
 
 
@@ -204,63 +226,3 @@ def _full(
         eps=config.rms_norm_eps,
     )
     return mixed, replace(kv, k=k[...], v=v[...])
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _dense_layer(
-    config: Qwen3_5Config,
-    name: str,
-    mixed: Array,
-    stream: Array,
-    out: tuple[Array, Array],
-    mlp: Any,
-    after: tuple[Array, Array],
-    index: Array,
-) -> tuple[Array, Array]:
-    """From a mixer's result to the next layer's input projection."""
-    H, width = mlp.down_proj.shape[1:]
-    eps = config.rms_norm_eps
-    stages = (
-        Product(H, mixed.shape[1], "add", eps=eps),
-        Product(2 * width, H, "swiglu", stream.dtype),
-        Product(H, width, "add", eps=eps),
-        _product(name, after[1]),
-    )
-    weights = (out, (mlp.gate_up_proj,), (mlp.down_proj, after[0]), (after[1],))
-    result = chain(stages, mixed, stream, weights, index)
-    return result.result, result.residual
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _sparse_layer(
-    config: Qwen3_5Config,
-    rows: int,
-    mixed: Array,
-    stream: Array,
-    out: tuple[Array, Array],
-    mlp: SparseMLP,
-    index: Array,
-) -> tuple[Array, Array]:
-    """From a mixer's result to what the experts add to the stream, as the parts of one `Add`.
-
-    Only the first `rows` count: the others would choose experts of their own, whose weights cost time.
-    """
-    H, eps = stream.shape[0], config.rms_norm_eps
-    stages = (Product(H, mixed.shape[1], "add", eps=eps),)
-    result = chain(stages, mixed, stream, (out,), index[:2])
-    mean = jnp.sum(result.squares[: -(-H // 64)], axis=0) / H
-    normed = result.normed.astype(jnp.float32) * jax.lax.rsqrt(mean + eps)[:, None]
-    y = sparse_layer(
-        normed[:rows].astype(mixed.dtype),
-        mlp.router,
-        mlp.shared_gate,
-        mlp.experts_gate_up,
-        mlp.experts_down,
-        mlp.shared_gate_up,
-        mlp.shared_down,
-        index[2],
-        top_k=config.num_experts_per_tok,
-        normalise=config.norm_topk_prob,
-    )
-    parts = jnp.pad(y, ((0, ROWS - rows), (0, 0))).T.astype(jnp.float32)[None]
-    return parts, result.residual
