@@ -29,8 +29,8 @@ def chain(
         a stage that adds.
       first: input of the first stage: [8, K] of a product, float32 parts [P, H, 8] of an `Add`.
       residual: [H, 8], the stream that is added to.
-      weights: for each stage its stacks: [L, M, K] of a product, [L, H] of a zero-centred norm; "add" has both. For those
-        of experts see `Experts`.
+      weights: for each stage its stacks: [L, M, K] of a product, [L, H] of a zero-centred norm; "add" has both.
+        `Experts` tells its own.
       layers: int32, for each of these stacks the index in it; may be traced.
       running: int32 [8]: rows with 0 choose no experts; only for `Experts`.
       implementation: see `pallas_kernels.dispatch`. "pallas" takes bfloat16 and 8 rows on compute capability 9.0, and

@@ -16,7 +16,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, nvvm
 
-ROWS = 8
+from pallas_kernels.decode_chain.stages import ROWS
+
 Value = Any  # of MLIR, whose stubs disagree with themselves
 _LANES = 32
 _LOG2_E = 1.4426950408889634

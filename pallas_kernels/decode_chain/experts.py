@@ -75,9 +75,7 @@ def store_hidden(
     The slots are every `ways`-th from `first`, the channels begin at `column` of each slot.
     """
 
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), _SPLAT, _SPLAT, _SPLAT)
-    )
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), _SPLAT, _SPLAT, _SPLAT))
     def store(_: Any, value: Any, ref: Any, first: Any, valid: Any, column: Any) -> None:
         first_slot, n_valid, start = _as_index(first), _as_index(valid), _as_index(column)
 

@@ -398,7 +398,10 @@ def chain(
         def load_stacks(i: int, stage: Experts, loader: int) -> None:
             """What one of the loaders copies of the gate and up projections: half of the slots of a stack, of one."""
             filled, emptied, planned, _, plan, *_ = of_experts
-            half, stacked = loader // 2, range(loader % 2 * STACK // 2, (loader % 2 + 1) * STACK // 2)
+            half, stacked = (
+                loader // 2,
+                range(loader % 2 * STACK // 2, (loader % 2 + 1) * STACK // 2),
+            )
             at = places[i]["stack"]
             routed, shared = weight_refs[at + 2], weight_refs[at + 4]
             routed_layer, shared_layer = layers_ref[at + 2], layers_ref[at + 4]

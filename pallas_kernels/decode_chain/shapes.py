@@ -41,7 +41,9 @@ class Shape:
             elif isinstance(stage, Experts):
                 missed = (1 - stage.top_k / stage.experts) ** self.rows
                 each = 6 * stage.hidden * stage.width
-                total += each * (1 + stage.experts * (1 - missed)) + 2 * stage.experts * stage.hidden
+                total += (
+                    each * (1 + stage.experts * (1 - missed)) + 2 * stage.experts * stage.hidden
+                )
         return int(total)
 
     def stacks(self, layers: int) -> tuple[tuple[tuple[int, ...], ...], ...]:

@@ -294,10 +294,10 @@ def check(
             want: list[tuple[int, ...]] = [(H,)]
             given = first.shape[1:] == residual.shape
         elif isinstance(stage, Experts):
-            if i == 0 or not adds(stages[i - 1]) or any(
-                isinstance(s, Experts) for s in stages[:i]
-            ):
-                raise ValueError("chain: Experts follow a stage that adds, and there are none before")
+            if i == 0 or not adds(stages[i - 1]) or any(isinstance(s, Experts) for s in stages[:i]):
+                raise ValueError(
+                    "chain: Experts follow a stage that adds, and there are none before"
+                )
             want, given = stage.stacks, stage.hidden == H
             if running is None or running.shape != (residual.shape[1],):
                 raise ValueError("chain: Experts want to know which rows are running")
@@ -358,7 +358,12 @@ def unfit_experts(stage: Experts, blocks: int) -> str | None:
 
 
 def unavailable(
-    dtype: Any, widths: Iterable[int], *, hidden: int = TILE, outputs: Iterable[int] = (), experts: Experts | None = None
+    dtype: Any,
+    widths: Iterable[int],
+    *,
+    hidden: int = TILE,
+    outputs: Iterable[int] = (),
+    experts: Experts | None = None,
 ) -> str | None:
     """Why chains with these sizes cannot run here, or None.
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import NO_KERNEL_YET, Implementation, takes_kernel
-from pallas_kernels.moe import kernel, reference
+from pallas_kernels.moe import many, reference
 
 
 def route(
@@ -82,8 +82,9 @@ def sparse_layer(
         come before up rows.
       layer: which layer, may be traced.
       top_k, normalise: see `route`.
-      implementation: None takes "pallas" (a Hopper GPU, bfloat16 and sizes that fit, see `kernel.unavailable`) or else
-        "reference".
+      implementation: None takes "pallas" (more than `reference.GATHER_TOKENS` tokens on a Hopper GPU, see
+        `many.unavailable`) or else "reference". A decode step of few tokens has them in its chain
+        (`decode_chain.Experts`).
 
     Returns:
       Like `x`. Up to `reference.GATHER_TOKENS` tokens a row does not depend on the other rows bit for bit.
@@ -92,24 +93,12 @@ def sparse_layer(
       NotImplementedError: "pallas" was asked for and cannot run.
       ValueError: the name is unknown.
     """
-    _, E, H, width = experts_down.shape
-    why_not = kernel.unavailable(
-        x.dtype, E=E, H=H, width=width, shared_width=shared_down.shape[2], top_k=top_k
-    )
-    if takes_kernel("sparse_layer", implementation, why_not):
-        return kernel.sparse_layer(
-            x,
-            router,
-            shared_gate,
-            experts_gate_up,
-            experts_down,
-            shared_gate_up,
-            shared_down,
-            jnp.asarray(layer, jnp.int32),
-            top_k=top_k,
-            normalise=normalise,
-        )
     weights, experts = route(reference.linear(x, router[layer]), top_k=top_k, normalise=normalise)
-    routed = routed_experts(x, weights, experts, experts_gate_up[layer], experts_down[layer])
+    why_not = many.unavailable(x, experts_down)
+    if takes_kernel("sparse_layer", implementation, why_not):
+        stacks = experts_gate_up, experts_down
+        routed = many.experts_of_many(x, weights, experts, *stacks, jnp.asarray(layer, jnp.int32))
+    else:
+        routed = routed_experts(x, weights, experts, experts_gate_up[layer], experts_down[layer])
     shared = (shared_gate[layer], shared_gate_up[layer], shared_down[layer])
     return routed + reference.shared_expert(x, *shared)

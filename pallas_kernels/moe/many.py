@@ -16,6 +16,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.dispatch import not_hopper
+from pallas_kernels.moe.reference import GATHER_TOKENS
+
 PAIRS = 128
 """Rows of a tile, in two halves, one a compute warpgroup."""
 COLUMNS = 128
@@ -43,6 +46,23 @@ class Groups:
     source: jax.Array
     row: jax.Array
     tiles: jax.Array
+
+
+def unavailable(x: Any, down: Any) -> str | None:
+    """Why the kernel cannot run here on tokens [n, H] and weights [M, E, H, width], or None."""
+    return not_hopper() or unfit(x, down)
+
+
+def unfit(x: Any, down: Any) -> str | None:
+    """Why the kernel cannot be built for such arguments on any device, or None."""
+    n, (H, width) = x.shape[0], down.shape[2:]
+    if x.dtype != jnp.bfloat16:
+        return f"dtype is {x.dtype}, not bfloat16"
+    if n <= GATHER_TOKENS:
+        return f"{n} tokens are not more than {GATHER_TOKENS}"
+    if H % (2 * COLUMNS) or width % COLUMNS:
+        return f"H={H} must be a multiple of {2 * COLUMNS} and the width {width} of {COLUMNS}"
+    return None
 
 
 def _transposed(ref: Any) -> Any:

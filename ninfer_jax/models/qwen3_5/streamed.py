@@ -2,8 +2,8 @@
 
 The same function as `trunk.decode` with `trunk.logits` after it, cut differently. A layer is its mixer between two
 projections (one fused kernel) and everything from its output projection to the next layer's input projection, experts
-included (one chain of products, `pallas_kernels.decode_chain`). All layers are unrolled: the kernels take whole stacks and a layer index, are compiled once a kind, and the compiler launches
-a step as one graph.
+included (one chain of products, `pallas_kernels.decode_chain`). All layers are unrolled: the kernels take whole stacks
+and a layer index, are compiled once a kind, and the compiler launches a step as one graph.
 
 Activations are held as the chain wants them: 8 rows, the residual stream transposed [H, 8]. Rows past the real ones are
 computed and mean nothing.
@@ -94,7 +94,10 @@ def decode(
             mlp = params.dense_mlp
             assert mlp is not None
             width = mlp.down_proj.shape[2]
-            up, down = Product(2 * width, H, "swiglu", stream.dtype), Product(H, width, "add", eps=eps)
+            up, down = (
+                Product(2 * width, H, "swiglu", stream.dtype),
+                Product(H, width, "add", eps=eps),
+            )
             return (up, down), ((mlp.gate_up_proj,), (mlp.down_proj, norm)), [at, at, norm_at]
         assert of_experts is not None
         return (_experts(config),), ((*of_experts, norm),), [at] * len(of_experts) + [norm_at]
