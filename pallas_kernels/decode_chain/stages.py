@@ -87,7 +87,7 @@ class Product(_Cut):
         return HALF if self.kind == "swiglu" else 2 * HALF
 
     @property
-    def steps(self) -> int:  # type: ignore[override]
+    def steps(self) -> int:
         """Steps of a tile."""
         return self.width // self.step
 
