@@ -85,18 +85,47 @@ def _logit(key: Value) -> Value:
     return arith.bitcast(ir.F32Type.get(), arith.shli(bits, i32(16)))
 
 
+def _loop(count: int, carry: list[Value]) -> Callable[[Any], Any]:
+    """A loop that stays one: unrolled, this code takes longer to fetch than to run."""
+    opaque = _asm(f"mov.u32 $0, {count};", "i32", "=r")
+    return mgpu.utils.fori(opaque, carry)
+
+
 def scratch(E: int, top_k: int) -> tuple[Any, ...]:
-    """Shared memory of `choose`: bit masks of the rows' experts, and the experts and weights chosen."""
+    """Shared memory: which rows run, bit masks of the rows' experts, the experts' keys and weights."""
     return (
+        plgpu.SMEM((ROWS,), jnp.int32),
         plgpu.SMEM((ROWS * E // _LANES,), jnp.int32),
         plgpu.SMEM((ROWS * top_k,), jnp.int32),
         plgpu.SMEM((ROWS * top_k,), jnp.float32),
     )
 
 
+def prepare(running: Any, weights: Any, scratch: tuple[Any, ...]) -> None:
+    """What `choose` needs no logits for; to be called before by the same warpgroup.
+
+    Args:
+      running: int32 [8] in device memory.
+      weights, scratch: see `choose`.
+    """
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * 3)
+    def run(_: Any, running: Any, weights: Any, runs: Any) -> None:
+        thread = arith.andi(mgpu.utils.thread_idx(), i32(127))
+        with mgpu.utils.when(_less(thread, i32(ROWS))):
+            memref.store(memref.load(running, [_index(thread)]), runs, [_index(thread)])
+        count = ir.MemRefType(weights.type).shape[0]
+        for start in range(0, count, 128):
+            place = arith.addi(thread, i32(start))
+            with mgpu.utils.when(_less(place, i32(count))):
+                memref.store(mgpu.utils.c(0.0, ir.F32Type.get()), weights, [_index(place)])
+        mgpu.utils.warpgroup_barrier()
+
+    run(running, weights, scratch[0])
+
+
 def choose(
     logits: Any,
-    running: Any,
     plan: Any,
     weights: Any,
     scratch: tuple[Any, ...],
@@ -105,15 +134,14 @@ def choose(
     top_k: int,
     normalise: bool,
 ) -> None:
-    """Fill the slot list from logits; to be called by one whole warpgroup.
+    """Fill the slot list from logits, after `prepare`; to be called by one whole warpgroup.
 
     Args:
       logits: float32 [parts * 8, more than E] in device memory, parts to be added; column E is the shared expert's gate
         before the sigmoid.
-      running: int32 [8] in device memory; rows with 0 choose nothing.
       plan: int32 [1 + slots] in shared memory; receives the number of slots and each slot's expert id by rising id.
       weights: float32 [slots * 8] in shared memory; receives each slot's weight for each row, rounded to bf16.
-      scratch: see `scratch`.
+      scratch: see `scratch`; rows that do not run choose nothing.
     """
     words = E // _LANES
 
@@ -121,15 +149,15 @@ def choose(
     def run(
         _: Any,
         logits: Any,
-        running: Any,
         plan: Any,
         weights: Any,
+        running: Any,
         masks: Any,
-        ids: Any,
+        keys: Any,
         shares: Any,
     ) -> None:
-        f32 = ir.F32Type.get()
-        zero = mgpu.utils.c(0.0, f32)
+        f32, bf16 = ir.F32Type.get(), ir.BF16Type.get()
+        zero, one = mgpu.utils.c(0.0, f32), i32(1)
         thread = arith.andi(mgpu.utils.thread_idx(), i32(127))
         lane, warp = arith.andi(thread, i32(31)), arith.shrui(thread, i32(5))
         parts = ir.MemRefType(logits.type).shape[0] // ROWS
@@ -142,77 +170,77 @@ def choose(
             return _sum(values, arith.addf)
 
         def runs(row: Value) -> Value:
-            """Whether a row chooses; rows past the last one do not."""
-            last = i32(ROWS - 1)
-            here = memref.load(running, [_index(arith.minui(row, last))])
+            """Whether a row runs; rows past the last one do not."""
+            here = memref.load(running, [_index(arith.minui(row, i32(ROWS - 1)))])
             return arith.andi(_less(i32(0), here), _less(row, i32(ROWS)))
 
-        # Read early: all of it is under way while experts are chosen.
-        rows = [arith.addi(warp, i32(r)) for r in range(0, ROWS, 4)]
-        choosing = [runs(row) for row in rows]
-        owner = arith.divui(thread, i32(top_k))
-        owner_runs, thread_runs = runs(owner), runs(thread)
+        def raised(key: Value, top: Value) -> Value:
+            return _exp(arith.subf(_logit(key), _logit(top)))
+
+        def over_lanes(x: Value) -> Value:
+            for step in (16, 8, 4, 2, 1):
+                x = arith.addf(x, mgpu.utils.shfl_bfly(x, step))
+            return x
+
+        # Read early: it is under way while experts are chosen.
         shared = logit(arith.andi(thread, i32(ROWS - 1)), i32(E))
 
         def choose_for(row: Value) -> None:
-            left = []
-            for j in range(words):
-                expert = arith.addi(lane, i32(j * _LANES))
-                left.append(key(logit(row, expert), expert))
-            every = list(left)
-            chosen = [i32(0)] * words
-            best = []
-            for _k in range(top_k):
-                most = nvvm.redux_sync(
+            experts = [arith.addi(lane, i32(j * _LANES)) for j in range(words)]
+            every = [key(logit(row, expert), expert) for expert in experts]
+            first = arith.muli(row, i32(top_k))
+
+            @_loop(top_k, every)
+            def left(k: Value, left: list[Value]) -> list[Value]:
+                best = nvvm.redux_sync(
                     _sum(left, arith.maxui), nvvm.ReductionKind.UMAX, i32(0xFFFFFFFF)
                 )
-                best.append(most)
-                for j in range(words):
-                    hit = _equal(left[j], most)
-                    left[j] = arith.select(hit, i32(0), left[j])
-                    chosen[j] = arith.select(hit, i32(1), chosen[j])
-            top = _logit(best[0])
-            raised = [_exp(arith.subf(_logit(b), top)) for b in best]
-            if normalise:
-                total = _sum(raised, arith.addf)
-            else:
-                mine = _sum([_exp(arith.subf(_logit(k), top)) for k in every], arith.addf)
-                for step in (16, 8, 4, 2, 1):
-                    mine = arith.addf(mine, mgpu.utils.shfl_bfly(mine, step))
-                total = mine
-            for k in range(top_k):
-                at = [_index(arith.addi(arith.muli(row, i32(top_k)), i32(k)))]
-                share = arith.truncf(ir.BF16Type.get(), arith.divf(raised[k], total))
-                memref.store(arith.extf(f32, share), shares, at)
-                expert = arith.subi(i32(0xFFFF), arith.andi(best[k], i32(0xFFFF)))
-                memref.store(expert, ids, at)
-            for j in range(words):
-                bits = _ballot(chosen[j])
-                memref.store(bits, masks, [_index(arith.addi(arith.muli(row, i32(words)), i32(j)))])
+                memref.store(best, keys, [_index(arith.addi(first, k))])
+                return [arith.select(_equal(here, best), i32(0), here) for here in left]
 
-        for row, here in zip(rows, choosing, strict=True):
+            for j, here in enumerate(left.results):  # no key is 0
+                bits = _ballot(arith.extui(ir.IntegerType.get_signless(32), _equal(here, i32(0))))
+                at = arith.addi(arith.muli(row, i32(words)), i32(j))
+                memref.store(bits, masks, [_index(at)])
+            mgpu.utils.warp_barrier()
+            mine = _index(arith.addi(first, arith.minui(lane, i32(top_k - 1))))
+            top = memref.load(keys, [_index(first)])
+            share = raised(memref.load(keys, [mine]), top)
+            chosen = _less(lane, i32(top_k))
+            if normalise:
+                total = over_lanes(arith.select(chosen, share, zero))
+            else:
+                total = over_lanes(_sum([raised(key, top) for key in every], arith.addf))
+            share = arith.extf(f32, arith.truncf(bf16, arith.divf(share, total)))
+            with mgpu.utils.when(chosen):
+                memref.store(share, shares, [mine])
+
+        @_loop(ROWS // 4, [])
+        def _rows(r: Value, _: Any) -> list[Value]:
+            row = arith.addi(warp, arith.muli(r, i32(4)))
             with mgpu.utils.when(_less(lane, i32(words))):
                 at = arith.addi(arith.muli(row, i32(words)), lane)
                 memref.store(i32(0), masks, [_index(at)])
-            with mgpu.utils.when(here):
+            with mgpu.utils.when(runs(row)):
                 mgpu.utils.warp_barrier()
                 choose_for(row)
-        n_weights = ir.MemRefType(weights.type).shape[0]
-        for start in range(0, n_weights, 128):
-            place = arith.addi(thread, i32(start))
-            with mgpu.utils.when(_less(place, i32(n_weights))):
-                memref.store(zero, weights, [_index(place)])
+            return []
+
         mgpu.utils.warpgroup_barrier()
 
-        union = [
-            _sum([memref.load(masks, [_index(row * words + j)]) for row in range(ROWS)], arith.ori)
-            for j in range(words)
-        ]
-        first = [i32(1)]  # slot 0 is the shared expert
+        @_loop(ROWS, [i32(0)] * words)
+        def union(row: Value, union: list[Value]) -> list[Value]:
+            first = arith.muli(row, i32(words))
+            return [
+                arith.ori(word, memref.load(masks, [_index(arith.addi(first, i32(j)))]))
+                for j, word in enumerate(union)
+            ]
+
+        union = union.results
+        first = [one]  # slot 0 is the shared expert
         for j in range(words):
             first.append(arith.addi(first[-1], _popc(union[j])))
         memref.store(first[-1], plan, [_index(0)])
-        one = i32(1)
         below = arith.subi(arith.shli(one, lane), one)
         for j in range(words):
             slot = arith.addi(first[j], _popc(arith.andi(union[j], below)))
@@ -221,8 +249,10 @@ def choose(
                 memref.store(
                     arith.addi(lane, i32(j * _LANES)), plan, [_index(arith.addi(slot, one))]
                 )
-        with mgpu.utils.when(owner_runs):
-            expert = memref.load(ids, [_index(thread)])
+        owner = arith.divui(thread, i32(top_k))
+        with mgpu.utils.when(runs(owner)):
+            best = memref.load(keys, [_index(thread)])
+            expert = arith.subi(i32(0xFFFF), arith.andi(best, i32(0xFFFF)))
             group = arith.shrui(expert, i32(5))
             mask, place = union[0], first[0]
             for j in range(1, words):
@@ -233,12 +263,11 @@ def choose(
             place = arith.addi(place, _popc(arith.andi(mask, before)))
             at = _index(arith.addi(arith.muli(place, i32(ROWS)), owner))
             memref.store(memref.load(shares, [_index(thread)]), weights, [at])
-        with mgpu.utils.when(thread_runs):
-            bf16 = ir.BF16Type.get()
+        with mgpu.utils.when(runs(thread)):
             gate = arith.extf(f32, arith.truncf(bf16, shared))
             unit = mgpu.utils.c(1.0, f32)
             gate = arith.divf(unit, arith.addf(unit, _exp(arith.negf(gate))))
             rounded = arith.extf(f32, arith.truncf(bf16, gate))
             memref.store(rounded, weights, [_index(thread)])
 
-    run(logits, running, plan, weights, *scratch)
+    run(logits, plan, weights, *scratch)

@@ -121,10 +121,10 @@ def _tail(H: int, mixed: int, width: int, after: Product) -> Shape:
     )
 
 
-def _sparse(H: int, mixed: int, rows: int, after: Product) -> Shape:
-    """The same with 256 experts of width 512, of which each of so many rows chooses 8."""
-    experts = Experts(256, H, 512, 8, True, EPS)
-    return Shape(H, (Product(H, mixed, "add", eps=EPS), experts, after), rows)
+def _sparse(mixed: int, rows: int, after: Product, experts: int = 256, top_k: int = 8) -> Shape:
+    """The same with experts of width 512 beside a stream of 2,048, of which each of so many rows chooses some."""
+    layer = Experts(experts, 2048, 512, top_k, True, EPS)
+    return Shape(2048, (Product(2048, mixed, "add", eps=EPS), layer, after), rows)
 
 
 def _enter(H: int, after: Product) -> Shape:
@@ -155,12 +155,10 @@ SHAPES = {
     "9B/tail": _tail(4096, 4096, 12288, _linear(4096, 32)),
     "27B/tail": _tail(5120, 6144, 17408, _linear(5120, 48)),
     "27B/tail to head": _tail(5120, 6144, 17408, _head(5120)),
-    "35B-A3B/tail of 1 row": _sparse(2048, 4096, 1, _linear(2048, 32)),
-    "35B-A3B/tail of 8 rows": _sparse(2048, 4096, 8, _linear(2048, 32)),
-    "35B-A3B/tail to attention": _sparse(2048, 4096, 8, _full(2048, 16, 2)),
-    "35B-A3B/tail to head": _sparse(2048, 4096, 3, _head(2048)),
-    "35B-A3B/out": Shape(2048, (Product(2048, 4096, "add", eps=EPS),)),
+    "35B-A3B/tail of 1 row": _sparse(4096, 1, _linear(2048, 32)),
+    "35B-A3B/tail of 8 rows": _sparse(4096, 8, _linear(2048, 32)),
+    "35B-A3B/tail to attention": _sparse(4096, 8, _full(2048, 16, 2)),
+    "35B-A3B/tail to head": _sparse(4096, 3, _head(2048)),
     "35B-A3B/enter": _enter(2048, _linear(2048, 32)),
-    "35B-A3B/enter attention": _enter(2048, _full(2048, 16, 2)),
-    "35B-A3B/head": _enter(2048, _head(2048)),
+    "80B-A3B/tail": _sparse(4096, 5, _linear(2048, 32), experts=512, top_k=10),
 }

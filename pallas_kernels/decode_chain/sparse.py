@@ -218,6 +218,7 @@ class SparseLayer:
         scale: [64, 8], 1 / rms of each row in a column.
         """
         routers = self.stage.router_groups * self.splits
+        choice.prepare(self.running, self.shares, self.lists)
 
         @pl.when(self.block < routers)
         def _logits() -> None:
@@ -232,7 +233,6 @@ class SparseLayer:
         with jax.named_scope("choose"):
             choice.choose(
                 self.logits,
-                self.running,
                 self.plan,
                 self.shares,
                 self.lists,

@@ -132,8 +132,8 @@ def test_kept_executables_give_equal_bits(tmp_path, monkeypatch):
             for position in range(60, 63):
                 token = 7 if position == 60 else -1
                 step = RunDecode(0, (DecodeRow(0, 0, position, token, 1, 1),))
-                logits = program.decode(step)
-                out += [logits[0], program.sample_greedy(logits)[0][0]]
+                decoded = program.decode(step)
+                out += [decoded.logits[0], decoded.sampled[:, 0]]
             results.append([np.asarray(x).tobytes() for x in out])
             program.close()
     finally:
