@@ -49,6 +49,10 @@ def _exp(x: Value) -> Value:
     return _asm("ex2.approx.ftz.f32 $0, $1;", "f32", "=f,f", scaled)
 
 
+def _of_lane(x: Value, lane: int) -> Value:
+    return _asm(f"shfl.sync.idx.b32 $0, $1, {lane}, 31, 0xffffffff;", "i32", "=r,r", x)
+
+
 def _popc(x: Value) -> Value:
     return _asm("popc.b32 $0, $1;", "i32", "=r,r", x)
 
@@ -83,12 +87,6 @@ def _logit(key: Value) -> Value:
     positive = arith.cmpi(arith.CmpIPredicate.uge, order, i32(0x8000))
     bits = arith.xori(order, arith.select(positive, i32(0x8000), i32(0xFFFF)))
     return arith.bitcast(ir.F32Type.get(), arith.shli(bits, i32(16)))
-
-
-def _loop(count: int, carry: list[Value]) -> Callable[[Any], Any]:
-    """A loop that stays one: unrolled, this code takes longer to fetch than to run."""
-    opaque = _asm(f"mov.u32 $0, {count};", "i32", "=r")
-    return mgpu.utils.fori(opaque, carry)
 
 
 def scratch(E: int, top_k: int) -> tuple[Any, ...]:
@@ -190,15 +188,14 @@ def choose(
             every = [key(logit(row, expert), expert) for expert in experts]
             first = arith.muli(row, i32(top_k))
 
-            @_loop(top_k, every)
-            def left(k: Value, left: list[Value]) -> list[Value]:
+            left = every
+            for k in range(top_k):
                 best = nvvm.redux_sync(
                     _sum(left, arith.maxui), nvvm.ReductionKind.UMAX, i32(0xFFFFFFFF)
                 )
-                memref.store(best, keys, [_index(arith.addi(first, k))])
-                return [arith.select(_equal(here, best), i32(0), here) for here in left]
-
-            for j, here in enumerate(left.results):  # no key is 0
+                memref.store(best, keys, [_index(arith.addi(first, i32(k)))])
+                left = [arith.select(_equal(here, best), i32(0), here) for here in left]
+            for j, here in enumerate(left):  # no key is 0
                 bits = _ballot(arith.extui(ir.IntegerType.get_signless(32), _equal(here, i32(0))))
                 at = arith.addi(arith.muli(row, i32(words)), i32(j))
                 memref.store(bits, masks, [_index(at)])
@@ -215,28 +212,23 @@ def choose(
             with mgpu.utils.when(chosen):
                 memref.store(share, shares, [mine])
 
-        @_loop(ROWS // 4, [])
-        def _rows(r: Value, _: Any) -> list[Value]:
-            row = arith.addi(warp, arith.muli(r, i32(4)))
+        for r in range(0, ROWS, 4):
+            row = arith.addi(warp, i32(r))
             with mgpu.utils.when(_less(lane, i32(words))):
                 at = arith.addi(arith.muli(row, i32(words)), lane)
                 memref.store(i32(0), masks, [_index(at)])
             with mgpu.utils.when(runs(row)):
                 mgpu.utils.warp_barrier()
                 choose_for(row)
-            return []
-
         mgpu.utils.warpgroup_barrier()
 
-        @_loop(ROWS, [i32(0)] * words)
-        def union(row: Value, union: list[Value]) -> list[Value]:
-            first = arith.muli(row, i32(words))
-            return [
-                arith.ori(word, memref.load(masks, [_index(arith.addi(first, i32(j)))]))
-                for j, word in enumerate(union)
-            ]
-
-        union = union.results
+        # A lane joins the rows of its word, then tells the others.
+        word = arith.minui(lane, i32(words - 1))
+        of_rows = [
+            memref.load(masks, [_index(arith.addi(word, i32(row * words)))]) for row in range(ROWS)
+        ]
+        joined = _sum(of_rows, arith.ori)
+        union = [_of_lane(joined, j) for j in range(words)]
         first = [one]  # slot 0 is the shared expert
         for j in range(words):
             first.append(arith.addi(first[-1], _popc(union[j])))

@@ -323,6 +323,9 @@ def chain(
         def _multiply() -> None:
             done = jnp.int32(0)
             for i, stage in enumerate(stages):
+                if isinstance(stage, Experts):
+                    sparse(i, stage).prepare()
+            for i, stage in enumerate(stages):
                 if isinstance(stage, Product):
                     done = multiply(i, stage, done, scale_of(i))
                 elif isinstance(stage, Experts):

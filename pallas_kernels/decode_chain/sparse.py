@@ -44,7 +44,7 @@ class Weights:
 class SparseLayer:
     """The share of one thread block.
 
-    One warpgroup calls `route`, `gate_and_up` and then multiplies the steps that `down` gives; another calls
+    One warpgroup calls `prepare`, `route`, `gate_and_up` and then multiplies the steps that `down` gives; another calls
     `load_router`, `load_stacks` and `load_down`, and the other loaders `load_stacks` only.
 
     Args:
@@ -117,6 +117,10 @@ class SparseLayer:
         )
         mine = (self.plan[0] - first + self.ways - 1) // self.ways
         return first, mine, (mine + STACK - 1) // STACK
+
+    def prepare(self) -> None:
+        """What can be done as the kernel begins; for who calls `route`."""
+        choice.prepare(self.running, self.shares, self.lists)
 
     def load_router(self, issued: Any) -> Any:
         router, gate, *_ = self.weights
@@ -218,7 +222,6 @@ class SparseLayer:
         scale: [64, 8], 1 / rms of each row in a column.
         """
         routers = self.stage.router_groups * self.splits
-        choice.prepare(self.running, self.shares, self.lists)
 
         @pl.when(self.block < routers)
         def _logits() -> None:
