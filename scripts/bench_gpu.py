@@ -8,6 +8,8 @@ Ceilings are measured in the same run: copy bandwidth, and the rate of a large m
   disk: in a folder of this run's own, so that cold is cold, or else where JAX_COMPILATION_CACHE_DIR says.
 - ``decode``: step time of the decode unit and greedy sampling, next step launched before the last is read, and the
   share of the time that its bytes (weights, states, keys and values) take at the copy bandwidth.
+- ``kernels``: what a profile of decode steps says of the device: how much of the time it idles, between the first
+  kernel and the last, and which kernels take longest. Under the profiler XLA launches kernel by kernel, not as a graph.
 - ``prefill``: a prompt through the largest units, and the share of the matrix rate that its products reach.
 - ``generate``: tokens/s of `Engine.generate` against the bare step rate.
 - ``hit``: time to the first token of a 16,000-token prompt that is wholly in the cache.
@@ -18,7 +20,8 @@ Ceilings are measured in the same run: copy bandwidth, and the rate of a large m
 With `--huggingface`, transformers runs on the same shapes first, in a process of its own. The ops alone have benches in
 `pallas_kernels/*/`.
 
-Results go to FILE as they come (JSON), a line each to stderr. Exit code 1: a limit of `MUST` is missed; 2: no GPU.
+Results go to FILE as they come (JSON), a line each to stderr. Exit code 1: a limit of `MUST` or `MOST_IDLE` is missed;
+2: no GPU.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill
 from scripts.provenance import measured_with
 
 CONTEXT = 2048
-PARTS = ("start", "decode", "prefill", "generate", "hit", "sampling", "score", "ladder")
+PARTS = ("start", "decode", "kernels", "prefill", "generate", "hit", "sampling", "score", "ladder")
 PREFILLS = {"start", "prefill", "generate", "hit", "ladder"}
 """Parts that run prompts."""
 PROMPTS = {
@@ -70,6 +73,8 @@ MUST = {
     ("prefill", "4B", 30_000): 0.65, ("score", "4B", 2048): 0.45,
 }  # fmt: skip
 """Least share of the limit."""
+MOST_IDLE = {"27B": 0.03, "4B": 0.10}
+"""Of the device, between decode steps."""
 
 
 @dataclass
@@ -178,35 +183,68 @@ def mapped(program: Program, rows: int, tokens: int) -> None:
         program.publish_table(PublishTable(lane, 0, tuple(range(first, first + blocks))))
 
 
-def step_seconds(program: Program, rows: int, sampling: SamplingRows | None = None) -> float:
-    """A decode step of `rows` rows at `CONTEXT`, each launched before the last is read: the median of 5 runs of 40.
+def decode_step(
+    program: Program, rows: int, sampling: SamplingRows | None = None
+) -> Callable[[int], Any]:
+    """Launches step i of `rows` rows at `CONTEXT`; returns what it samples, on the device.
 
     Rows begin with different tokens, or all would choose the same experts.
     """
     mapped(program, rows, CONTEXT + 64)
 
-    def step(i: int, first: int | None = None) -> Any:
-        tokens = [-1 if first is None else first + 997 * r for r in range(rows)]
+    def step(i: int) -> Any:
+        tokens = [77 + 997 * r if i == 0 else -1 for r in range(rows)]
         command = RunDecode(
             i, tuple(DecodeRow(r, r, CONTEXT + i, t, 1 + r, 1 + r) for r, t in enumerate(tokens))
         )
         logits, sampled = program.decode(command)
         return sampled if sampling is None else program.sample_plain(logits, sampling)
 
-    before = step(0, 77)
-    for i in range(1, 5):
-        before = step(i)
+    return step
+
+
+def run_steps(step: Callable[[int], Any], first: int, count: int) -> None:
+    """Each is launched before the last is read."""
+    before = step(first)
+    for i in range(first + 1, first + count):
+        after = step(i)
+        np.asarray(before)
+        before = after
     jax.block_until_ready(before)
-    steps, taken = 40, []
-    for _ in range(5):
-        begin = time.perf_counter()
-        for i in range(steps):
-            after = step(5 + i)
-            np.asarray(before)
-            before = after
-        jax.block_until_ready(before)
-        taken.append((time.perf_counter() - begin) / steps)
-    return statistics.median(taken)
+
+
+def step_seconds(program: Program, rows: int, sampling: SamplingRows | None = None) -> float:
+    """Time of a decode step: the median of 5 runs of 40."""
+    step = decode_step(program, rows, sampling)
+    run_steps(step, 0, 5)
+    return seconds(lambda: run_steps(step, 5, 40), 5) / 40
+
+
+def kernel_times(program: Program, rows: int) -> dict[str, Any]:
+    """Share of the time that the device idles in decode steps, and microseconds of the kernels that take longest."""
+    step, steps = decode_step(program, rows), 8
+    run_steps(step, 0, 5)
+    events: list[tuple[float, float, str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            run_steps(step, 5, steps)
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+            for line in plane.lines if "GPU" in plane.name else ():
+                if "(Compute)" in line.name:
+                    events += [(e.start_ns, e.duration_ns, e.name) for e in line.events]
+    if not events:
+        raise RuntimeError("the profile shows no kernels")
+    taken: dict[str, float] = {}
+    for _, duration, name in events:
+        taken[name] = taken.get(name, 0.0) + duration
+    span = max(e[0] + e[1] for e in events) - min(e[0] for e in events)
+    longest = sorted(taken.items(), key=lambda item: -item[1])[:5]
+    return {
+        "busy_us": round(sum(taken.values()) / steps / 1e3, 1),
+        "idle": round(1 - sum(taken.values()) / span, 4),
+        "longest_us": {name[:60]: round(t / steps / 1e3, 1) for name, t in longest},
+    }
 
 
 def prefill_seconds(program: Program, tokens: int) -> float:
@@ -270,6 +308,9 @@ def measure(name: str, parts: tuple[str, ...], limits: Ceilings, results: Result
                 "decode", model=name, rows=rows, ms=round(steps[rows] * 1e3, 3),
                 roofline_ms=round(ideal * 1e3, 3), share=round(ideal / steps[rows], 3),
             )  # fmt: skip
+    if "kernels" in parts:
+        for rows in (8, 1):
+            results.add("kernels", model=name, rows=rows, **kernel_times(program, rows))
     if "sampling" in parts:
         n = program.limits.max_concurrency
         zeros, ones = np.zeros(n, np.float32), np.ones(n, np.float32)
@@ -346,8 +387,12 @@ def score(model: Model, limits: Ceilings, results: Results) -> None:
 
 
 def missed(document: dict[str, Any]) -> list[str]:
-    """Which limits of `MUST` were measured and are missed."""
-    out = []
+    """Which limits of `MUST` and `MOST_IDLE` were measured and are missed."""
+    out = [
+        f"kernels {row['model']} {row['rows']}: idle for {row['idle']} > {most}"
+        for row in document.get("kernels", [])
+        if row["idle"] > (most := MOST_IDLE.get(row["model"], 1.0))
+    ]
     for (part, model, size), least in MUST.items():
         for row in document.get(part, []):
             measured = row["model"] == model and size in (row.get("rows"), row.get("tokens"))
