@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.config import Limits
 from ninfer_jax.errors import EngineFailure
 from ninfer_jax.models.model import Model
+from ninfer_jax.models.qwen3_5 import streamed
 from ninfer_jax.models.qwen3_5.state import new_device_state
 from ninfer_jax.program import executables, sampler, units
 from ninfer_jax.program.executables import Unit
@@ -28,6 +30,8 @@ from ninfer_jax.program.plans import (
 from ninfer_jax.program.tables import BlockTables
 from ninfer_jax.program.transfers import Transfer, Transfers
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
+
+_LOG = logging.getLogger("ninfer_jax")
 
 COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
     # XLA's older code for fusions is 10 to 40% faster on these units and compiles faster; jax 0.11 no longer has it.
@@ -234,6 +238,8 @@ class Program:
             donated = () if donate is None else donate
             wanted[name] = Unit(jax.jit(unit, donate_argnums=donated), args)
 
+        if self._device.platform == "gpu" and (why := streamed.unfit(config, params, rows)):
+            _LOG.warning("decode runs without fused kernels: %s", why)
         # The unit that takes longest comes first: it compiles while others are lowered.
         decode = partial(units.decode, config)
         want("decode", decode, params, state, self._sampled, self._plan, donate=1)

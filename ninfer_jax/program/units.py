@@ -58,7 +58,7 @@ def decode(
         (plan.forced, plan.positions, plan.block_tables, plan.write_slots, plan.read_slots)
     )
     tokens = jnp.where(forced >= 0, forced, sampled[0])
-    if streamed.fits(config, params, len(tokens)):
+    if streamed.unfit(config, params, len(tokens)) is None:
         state, logits = streamed.decode(config, params, state, tokens, *rows)
     else:
         state, hidden = trunk.decode(config, params, state, tokens, *rows)

@@ -1,14 +1,6 @@
 """The products between two mixers of a decode step, as one kernel."""
 
 from pallas_kernels.decode_chain.api import chain
-from pallas_kernels.decode_chain.stages import (
-    ROWS,
-    Add,
-    Experts,
-    Product,
-    Result,
-    Stage,
-    unavailable,
-)
+from pallas_kernels.decode_chain.stages import ROWS, Experts, Norm, Product, Stage, unfit
 
-__all__ = ["ROWS", "Add", "Experts", "Product", "Result", "Stage", "chain", "unavailable"]
+__all__ = ["ROWS", "Experts", "Norm", "Product", "Stage", "chain", "unfit"]

@@ -5,29 +5,29 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.decode_chain import reference
-from pallas_kernels.decode_chain.stages import Result, Stage, check, unavailable, unfit
-from pallas_kernels.dispatch import Implementation, takes_kernel
+from pallas_kernels.decode_chain.stages import Stage, check, unfit
+from pallas_kernels.dispatch import Implementation, not_hopper, takes_kernel
 
 
 def chain(
     stages: tuple[Stage, ...],
-    first: jax.Array,
+    first: jax.Array | None,
     residual: jax.Array,
     weights: tuple[tuple[jax.Array, ...], ...],
     layers: jax.Array,
     running: jax.Array | None = None,
     *,
     implementation: Implementation = None,
-) -> Result:
+) -> tuple[jax.Array, jax.Array]:
     """Run the matrix products between two mixers of a decode step, one after the other.
 
     The RMS norm is split. A stage that adds leaves the stream times (1 + weight) and sums of its squares; the product
     after it scales its result by the stream's 1 / rms. That is `rms_norm` before the product, up to rounding.
 
     Args:
-      stages: a product after one that adds reads the normed stream, any other one the result before it. Experts follow
-        a stage that adds.
-      first: input of the first stage: [8, K] of a product, float32 parts [P, H, 8] of an `Add`.
+      stages: a product after one that adds, after a norm or after experts reads the normed stream, any other one the
+        result before it. Experts read the normed stream. The last stage is a product that adds nothing.
+      first: input of the first stage, [8, K]; None of a `Norm`.
       residual: [H, 8], the stream that is added to.
       weights: for each stage its stacks: [L, M, K] of a product, [L, H] of a zero-centred norm; "add" has both.
         `Experts` tells its own.
@@ -38,14 +38,17 @@ def chain(
         multiprocessor until this one ends.
 
     Returns:
-      See `Result`. Rows are independent of each other bit for bit in the kernel.
+      The result of the last stage, [8, N], and the residual stream as it was last added to. In the kernel rows are
+      independent of each other bit for bit.
 
     Raises:
       ValueError: the arguments do not go together.
       NotImplementedError: "pallas" was asked for and cannot run here.
     """
     check(stages, first, residual, weights, layers, running)
-    why_not = unavailable(residual.dtype, ()) or unfit(stages, first, residual, weights)
+    dtypes = [array.dtype for array in jax.tree.leaves((first, residual, weights))]
+    hidden, rows = residual.shape
+    why_not = not_hopper() or unfit(stages, hidden, rows, dtypes)
     if takes_kernel("chain", implementation, why_not):
         from pallas_kernels.decode_chain import kernel  # Mosaic, only where it is used
 

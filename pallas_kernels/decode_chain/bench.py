@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pallas_kernels.decode_chain import kernel
 from pallas_kernels.decode_chain.api import chain
 from pallas_kernels.decode_chain.shapes import SHAPES, Shape, random_inputs, random_weights
-from pallas_kernels.decode_chain.stages import Add, Result
+from pallas_kernels.decode_chain.stages import Product
 from pallas_kernels.measuring import copy_bandwidth, last_timeline, report_bytes, seconds_in_turn
 
 _WALK_BYTES = 200_000_000
@@ -23,14 +23,14 @@ _WALK_BYTES = 200_000_000
 _CALLS = 16
 
 
-def following(shape: Shape, out: Result) -> tuple[jax.Array, jax.Array]:
-    """First input and residual stream of the next call, so that every result is needed."""
-    result = out.normed if out.result is None else out.result
-    size, dtype = shape.first
-    width = shape.H if isinstance(shape.stages[0], Add) else size[1]
+def following(shape: Shape, result: jax.Array) -> jax.Array | None:
+    """First input of the next call, so that every result is needed."""
+    enters = shape.stages[0]
+    if not isinstance(enters, Product):
+        return None
     # What is past the end of a short result stands at its start.
-    used = jnp.tile(result, (1, -(-width // result.shape[1])))[:, :width].astype(dtype)
-    return used.T[None] if isinstance(shape.stages[0], Add) else used, out.residual
+    used = jnp.tile(result, (1, -(-enters.width // result.shape[1])))[:, : enters.width]
+    return used.astype(jnp.bfloat16)
 
 
 def layers_to_walk(shape: Shape) -> int:
@@ -45,10 +45,9 @@ def measure(shape: Shape, implementation: Any) -> float:
 
     @jax.jit
     def one(carry: Any, weights: Any, index: jax.Array) -> Any:
-        first, residual = carry
-        args = (shape.stages, first, residual, weights, index, shape.running)
-        out = chain(*args, implementation=implementation)
-        return following(shape, out)
+        args = (shape.stages, *carry[:2], weights, index, shape.running)
+        result, residual = chain(*args, implementation=implementation)
+        return following(shape, result), residual, result
 
     @jax.jit
     def run(carry: Any, weights: Any) -> Any:
@@ -57,7 +56,7 @@ def measure(shape: Shape, implementation: Any) -> float:
         return carry
 
     again = lambda carry: run(carry, weights)  # noqa: E731
-    return seconds_in_turn(again, random_inputs(shape), calls=8) / calls
+    return seconds_in_turn(again, (*random_inputs(shape), None), calls=8) / calls
 
 
 def trace(shape: Shape, folder: str) -> None:

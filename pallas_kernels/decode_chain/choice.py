@@ -23,12 +23,13 @@ _LANES = 32
 _LOG2_E = 1.4426950408889634
 
 
-def i32(x: int) -> Value:
+def _i32(x: int) -> Value:
     """An int32 constant, given as a number of 32 bits of either sign."""
     return mgpu.utils.c(x - (1 << 32) if x >= 1 << 31 else x, ir.IntegerType.get_signless(32))
 
 
-def _index(x: Value | int) -> Value:
+def index(x: Value | int) -> Value:
+    """An index, of a constant or an int32."""
     if isinstance(x, int):
         return mgpu.utils.c(x, ir.IndexType.get())
     return arith.index_castui(ir.IndexType.get(), x)
@@ -61,7 +62,8 @@ def _equal(a: Value, b: Value) -> Value:
     return arith.cmpi(arith.CmpIPredicate.eq, a, b)
 
 
-def _less(a: Value, b: Value) -> Value:
+def less(a: Value, b: Value) -> Value:
+    """Unsigned a < b."""
     return arith.cmpi(arith.CmpIPredicate.ult, a, b)
 
 
@@ -72,21 +74,21 @@ def _sum(values: Sequence[Value], add: Callable[[Value, Value], Value]) -> Value
     return total
 
 
-def key(logit: Value, expert: Value) -> Value:
+def _key(logit: Value, expert: Value) -> Value:
     """Key of a float32 logit, rounded to bf16, and an expert id (int32)."""
     short = ir.IntegerType.get_signless(16)
     word = ir.IntegerType.get_signless(32)
     bits = arith.extui(word, arith.bitcast(short, arith.truncf(ir.BF16Type.get(), logit)))
-    negative = arith.cmpi(arith.CmpIPredicate.uge, bits, i32(0x8000))
-    order = arith.xori(bits, arith.select(negative, i32(0xFFFF), i32(0x8000)))
-    return arith.ori(arith.shli(order, i32(16)), arith.subi(i32(0xFFFF), expert))
+    negative = arith.cmpi(arith.CmpIPredicate.uge, bits, _i32(0x8000))
+    order = arith.xori(bits, arith.select(negative, _i32(0xFFFF), _i32(0x8000)))
+    return arith.ori(arith.shli(order, _i32(16)), arith.subi(_i32(0xFFFF), expert))
 
 
 def _logit(key: Value) -> Value:
-    order = arith.shrui(key, i32(16))
-    positive = arith.cmpi(arith.CmpIPredicate.uge, order, i32(0x8000))
-    bits = arith.xori(order, arith.select(positive, i32(0x8000), i32(0xFFFF)))
-    return arith.bitcast(ir.F32Type.get(), arith.shli(bits, i32(16)))
+    order = arith.shrui(key, _i32(16))
+    positive = arith.cmpi(arith.CmpIPredicate.uge, order, _i32(0x8000))
+    bits = arith.xori(order, arith.select(positive, _i32(0x8000), _i32(0xFFFF)))
+    return arith.bitcast(ir.F32Type.get(), arith.shli(bits, _i32(16)))
 
 
 def scratch(E: int, top_k: int) -> tuple[Any, ...]:
@@ -109,14 +111,14 @@ def prepare(running: Any, weights: Any, scratch: tuple[Any, ...]) -> None:
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * 3)
     def run(_: Any, running: Any, weights: Any, runs: Any) -> None:
-        thread = arith.andi(mgpu.utils.thread_idx(), i32(127))
-        with mgpu.utils.when(_less(thread, i32(ROWS))):
-            memref.store(memref.load(running, [_index(thread)]), runs, [_index(thread)])
+        thread = arith.andi(mgpu.utils.thread_idx(), _i32(127))
+        with mgpu.utils.when(less(thread, _i32(ROWS))):
+            memref.store(memref.load(running, [index(thread)]), runs, [index(thread)])
         count = ir.MemRefType(weights.type).shape[0]
         for start in range(0, count, 128):
-            place = arith.addi(thread, i32(start))
-            with mgpu.utils.when(_less(place, i32(count))):
-                memref.store(mgpu.utils.c(0.0, ir.F32Type.get()), weights, [_index(place)])
+            place = arith.addi(thread, _i32(start))
+            with mgpu.utils.when(less(place, _i32(count))):
+                memref.store(mgpu.utils.c(0.0, ir.F32Type.get()), weights, [index(place)])
         mgpu.utils.warpgroup_barrier()
 
     run(running, weights, scratch[0])
@@ -155,22 +157,22 @@ def choose(
         shares: Any,
     ) -> None:
         f32, bf16 = ir.F32Type.get(), ir.BF16Type.get()
-        zero, one = mgpu.utils.c(0.0, f32), i32(1)
-        thread = arith.andi(mgpu.utils.thread_idx(), i32(127))
-        lane, warp = arith.andi(thread, i32(31)), arith.shrui(thread, i32(5))
+        zero, one = mgpu.utils.c(0.0, f32), _i32(1)
+        thread = arith.andi(mgpu.utils.thread_idx(), _i32(127))
+        lane, warp = arith.andi(thread, _i32(31)), arith.shrui(thread, _i32(5))
         parts = ir.MemRefType(logits.type).shape[0] // ROWS
 
         def logit(row: Value, column: Value) -> Value:
             values = [
-                memref.load(logits, [_index(arith.addi(row, i32(p * ROWS))), _index(column)])
+                memref.load(logits, [index(arith.addi(row, _i32(p * ROWS))), index(column)])
                 for p in range(parts)
             ]
             return _sum(values, arith.addf)
 
         def runs(row: Value) -> Value:
             """Whether a row runs; rows past the last one do not."""
-            here = memref.load(running, [_index(arith.minui(row, i32(ROWS - 1)))])
-            return arith.andi(_less(i32(0), here), _less(row, i32(ROWS)))
+            here = memref.load(running, [index(arith.minui(row, _i32(ROWS - 1)))])
+            return arith.andi(less(_i32(0), here), less(row, _i32(ROWS)))
 
         def raised(key: Value, top: Value) -> Value:
             return _exp(arith.subf(_logit(key), _logit(top)))
@@ -181,29 +183,29 @@ def choose(
             return x
 
         # Read early: it is under way while experts are chosen.
-        shared = logit(arith.andi(thread, i32(ROWS - 1)), i32(E))
+        shared = logit(arith.andi(thread, _i32(ROWS - 1)), _i32(E))
 
         def choose_for(row: Value) -> None:
-            experts = [arith.addi(lane, i32(j * _LANES)) for j in range(words)]
-            every = [key(logit(row, expert), expert) for expert in experts]
-            first = arith.muli(row, i32(top_k))
+            experts = [arith.addi(lane, _i32(j * _LANES)) for j in range(words)]
+            every = [_key(logit(row, expert), expert) for expert in experts]
+            first = arith.muli(row, _i32(top_k))
 
             left = every
             for k in range(top_k):
                 best = nvvm.redux_sync(
-                    _sum(left, arith.maxui), nvvm.ReductionKind.UMAX, i32(0xFFFFFFFF)
+                    _sum(left, arith.maxui), nvvm.ReductionKind.UMAX, _i32(0xFFFFFFFF)
                 )
-                memref.store(best, keys, [_index(arith.addi(first, i32(k)))])
-                left = [arith.select(_equal(here, best), i32(0), here) for here in left]
+                memref.store(best, keys, [index(arith.addi(first, _i32(k)))])
+                left = [arith.select(_equal(here, best), _i32(0), here) for here in left]
             for j, here in enumerate(left):  # no key is 0
-                bits = _ballot(arith.extui(ir.IntegerType.get_signless(32), _equal(here, i32(0))))
-                at = arith.addi(arith.muli(row, i32(words)), i32(j))
-                memref.store(bits, masks, [_index(at)])
+                bits = _ballot(arith.extui(ir.IntegerType.get_signless(32), _equal(here, _i32(0))))
+                at = arith.addi(arith.muli(row, _i32(words)), _i32(j))
+                memref.store(bits, masks, [index(at)])
             mgpu.utils.warp_barrier()
-            mine = _index(arith.addi(first, arith.minui(lane, i32(top_k - 1))))
-            top = memref.load(keys, [_index(first)])
+            mine = index(arith.addi(first, arith.minui(lane, _i32(top_k - 1))))
+            top = memref.load(keys, [index(first)])
             share = raised(memref.load(keys, [mine]), top)
-            chosen = _less(lane, i32(top_k))
+            chosen = less(lane, _i32(top_k))
             if normalise:
                 total = over_lanes(arith.select(chosen, share, zero))
             else:
@@ -213,53 +215,53 @@ def choose(
                 memref.store(share, shares, [mine])
 
         for r in range(0, ROWS, 4):
-            row = arith.addi(warp, i32(r))
-            with mgpu.utils.when(_less(lane, i32(words))):
-                at = arith.addi(arith.muli(row, i32(words)), lane)
-                memref.store(i32(0), masks, [_index(at)])
+            row = arith.addi(warp, _i32(r))
+            with mgpu.utils.when(less(lane, _i32(words))):
+                at = arith.addi(arith.muli(row, _i32(words)), lane)
+                memref.store(_i32(0), masks, [index(at)])
             with mgpu.utils.when(runs(row)):
                 mgpu.utils.warp_barrier()
                 choose_for(row)
         mgpu.utils.warpgroup_barrier()
 
         # A lane joins the rows of its word, then tells the others.
-        word = arith.minui(lane, i32(words - 1))
+        word = arith.minui(lane, _i32(words - 1))
         of_rows = [
-            memref.load(masks, [_index(arith.addi(word, i32(row * words)))]) for row in range(ROWS)
+            memref.load(masks, [index(arith.addi(word, _i32(row * words)))]) for row in range(ROWS)
         ]
         joined = _sum(of_rows, arith.ori)
         union = [_of_lane(joined, j) for j in range(words)]
         first = [one]  # slot 0 is the shared expert
         for j in range(words):
             first.append(arith.addi(first[-1], _popc(union[j])))
-        memref.store(first[-1], plan, [_index(0)])
+        memref.store(first[-1], plan, [index(0)])
         below = arith.subi(arith.shli(one, lane), one)
         for j in range(words):
             slot = arith.addi(first[j], _popc(arith.andi(union[j], below)))
             bit = arith.andi(arith.shrui(union[j], lane), one)
             with mgpu.utils.when(_equal(bit, one)):
                 memref.store(
-                    arith.addi(lane, i32(j * _LANES)), plan, [_index(arith.addi(slot, one))]
+                    arith.addi(lane, _i32(j * _LANES)), plan, [index(arith.addi(slot, one))]
                 )
-        owner = arith.divui(thread, i32(top_k))
+        owner = arith.divui(thread, _i32(top_k))
         with mgpu.utils.when(runs(owner)):
-            best = memref.load(keys, [_index(thread)])
-            expert = arith.subi(i32(0xFFFF), arith.andi(best, i32(0xFFFF)))
-            group = arith.shrui(expert, i32(5))
+            best = memref.load(keys, [index(thread)])
+            expert = arith.subi(_i32(0xFFFF), arith.andi(best, _i32(0xFFFF)))
+            group = arith.shrui(expert, _i32(5))
             mask, place = union[0], first[0]
             for j in range(1, words):
-                here = _equal(group, i32(j))
+                here = _equal(group, _i32(j))
                 mask = arith.select(here, union[j], mask)
                 place = arith.select(here, first[j], place)
-            before = arith.subi(arith.shli(one, arith.andi(expert, i32(31))), one)
+            before = arith.subi(arith.shli(one, arith.andi(expert, _i32(31))), one)
             place = arith.addi(place, _popc(arith.andi(mask, before)))
-            at = _index(arith.addi(arith.muli(place, i32(ROWS)), owner))
-            memref.store(memref.load(shares, [_index(thread)]), weights, [at])
+            at = index(arith.addi(arith.muli(place, _i32(ROWS)), owner))
+            memref.store(memref.load(shares, [index(thread)]), weights, [at])
         with mgpu.utils.when(runs(thread)):
             gate = arith.extf(f32, arith.truncf(bf16, shared))
             unit = mgpu.utils.c(1.0, f32)
             gate = arith.divf(unit, arith.addf(unit, _exp(arith.negf(gate))))
             rounded = arith.extf(f32, arith.truncf(bf16, gate))
-            memref.store(rounded, weights, [_index(thread)])
+            memref.store(rounded, weights, [index(thread)])
 
     run(logits, plan, weights, *scratch)

@@ -18,6 +18,7 @@ blocks on counters in global memory.
   bits do not depend on its neighbours.
 - The RMS norm is split: who adds to the residual stream also multiplies it by (1 + weight) and stores sums of squares,
   and the product that reads it scales its result. Scaling a row after the product differs from before it by rounding.
+- What experts load depends on what the rows choose: once the slots are listed, four warpgroups load (`sparse`).
 - Weights are taken as the whole stack [L, M, K] and a layer index, so a loop over layers copies nothing.
 """
 
@@ -40,18 +41,19 @@ from pallas_kernels.decode_chain.stages import (
     TILE,
     Down,
     Experts,
+    Norm,
     Product,
-    Result,
     Stage,
-    adds,
     multiprocessors,
+    normed,
+    unfit_experts,
 )
 from pallas_kernels.mosaic import fence_copy_engine, read, timeline
 
 
 def chain(
     stages: tuple[Stage, ...],
-    first: jax.Array,
+    first: jax.Array | None,
     residual: jax.Array,
     weights: tuple[tuple[jax.Array, ...], ...],
     layers: jax.Array,
@@ -62,7 +64,7 @@ def chain(
     window: int = 2,
     traces: str = "",
     interpret: Any = None,
-) -> Result:
+) -> tuple[jax.Array, jax.Array]:
     """See `api.chain`, whose arguments have been checked.
 
     Args:
@@ -73,6 +75,9 @@ def chain(
       interpret: parameters of Mosaic's interpreter, to run without a GPU.
     """
     blocks = blocks or multiprocessors()
+    for stage in stages:
+        if isinstance(stage, Experts) and (why := unfit_experts(stage, blocks)):
+            raise ValueError(f"chain: {why}")
     H = residual.shape[0]
     chunks = H // TILE
     f32, bf16, wgmma = jnp.float32, jnp.bfloat16, plgpu.Layout.WGMMA
@@ -102,10 +107,11 @@ def chain(
                 "met": count + blocks + 1,
             }
             count += blocks + 2
-        if adds(stage):
+        if normed(stage):
+            if not isinstance(stage, Norm):
+                at["residual"] = new((H, ROWS), bf16)
             at |= {
                 "norm": stacks - 1,
-                "residual": new((H, ROWS), bf16),
                 "normed": new((ROWS, H), bf16),
                 "squares": new((128, ROWS), f32),
             }
@@ -123,7 +129,9 @@ def chain(
         places.append(at)
 
     def body(*refs: Any) -> None:
-        first_ref, residual_ref, layers_ref, running_ref, *rest = refs
+        first_ref, residual_ref, layers_ref, running_ref, *rest = (
+            (None, *refs) if first is None else refs
+        )
         weight_refs, rest = rest[:stacks], rest[stacks:]
         outs, scratch = rest[: len(out_types)], rest[len(out_types) :]
         ring_refs, (signalled, *of_experts) = scratch[:5], scratch[5:]
@@ -137,7 +145,7 @@ def chain(
             if i == 0:
                 return first_ref, None, 0
             before, at = stages[i - 1], places[i - 1]
-            if adds(before):
+            if normed(before):
                 return outs[at["normed"]], at["done"], chunks
             return outs[at["result"]], at["done"], blocks
 
@@ -175,7 +183,7 @@ def chain(
 
         def scale_of(i: int) -> Any:
             """1 / rms of each row, where the product reads a normed stream."""
-            if i == 0 or not adds(stages[i - 1]):
+            if i == 0 or not normed(stages[i - 1]):
                 return None
             counters.wait(places[i - 1]["done"], chunks)
             sums = outs[places[i - 1]["squares"]]
@@ -194,14 +202,20 @@ def chain(
 
         def add(i: int, tile: Any, total: Callable[[], Any]) -> None:
             """Add to 64 channels of the stream and prepare their norm."""
-            at, rows = places[i], pl.ds(tile * TILE, TILE)
-            norm = at["norm"]
+            rows = pl.ds(tile * TILE, TILE)
             x = read(stream_before(i).at[rows], wgmma).astype(f32)
-            weight = read(weight_refs[norm].at[layers_ref[norm], rows], wgmma.reduce(1))
-            weight = jax.lax.broadcast_in_dim(weight.astype(f32), x.shape, (0,))
+            weight = weight_of_norm(i, rows)
             x = (x + total().astype(bf16).astype(f32)).astype(bf16)
-            outs[at["residual"]].at[rows][...] = x
-            x = x.astype(f32)
+            outs[places[i]["residual"]].at[rows][...] = x
+            prepare_norm(i, tile, x.astype(f32), weight)
+
+        def weight_of_norm(i: int, rows: Any) -> Any:
+            norm = places[i]["norm"]
+            weight = read(weight_refs[norm].at[layers_ref[norm], rows], wgmma.reduce(1))
+            return jax.lax.broadcast_in_dim(weight.astype(f32), (TILE, ROWS), (0,))
+
+        def prepare_norm(i: int, tile: Any, x: Any, weight: Any) -> None:
+            at, rows = places[i], pl.ds(tile * TILE, TILE)
             outs[at["squares"]].at[tile][...] = jnp.sum(x * x, axis=0)
             put(outs[at["normed"]], rows, x * (1.0 + weight))
             fence_copy_engine()
@@ -280,61 +294,66 @@ def chain(
                 counters.signal(at["done"])
             return done + end - begin
 
-        def enter() -> None:
-            """The first stage, where it is an `Add`."""
-            parts = [first_ref.at[p] for p in range(first.shape[0])]
+        def norm() -> None:
+            """The first stage, where it is a `Norm`."""
 
             def one(tile: Any) -> None:
                 rows = pl.ds(tile * TILE, TILE)
-                add(0, tile, lambda: sum(read(part.at[rows], wgmma) for part in parts))
+                x = read(residual_ref.at[rows], wgmma).astype(f32)
+                prepare_norm(0, tile, x, weight_of_norm(0, rows))
 
             for begin in range(0, chunks, blocks):
                 pl.when(block < chunks - begin)(partial(one, block + begin))
 
-        def sparse(i: int, stage: Experts) -> SparseLayer:
+        def sparse_layer(i: int, stage: Experts) -> SparseLayer:
             at = places[i]
-            own = range(at["stack"], at["norm"])
             x, _, _ = source(i)
-            filled, emptied, listed, given, plan, shares, *lists = of_experts
+            filled, emptied, listed, hidden_given, plan, shares, *lists = of_experts
             return SparseLayer(
-                stage,
-                block,
-                blocks,
-                ring,
-                counters,
-                tuple(Weights(weight_refs[n], layers_ref[n]) for n in own),
-                x,
-                source_is_there(i),
-                running_ref,
-                outs[at["logits"]],
-                outs[at["hidden"]],
-                at["routed"],
-                at["met"],
-                filled,
-                emptied,
-                listed,
-                given,
-                plan,
-                shares,
-                tuple(lists),
+                stage=stage,
+                block=block,
+                blocks=blocks,
+                ring=ring,
+                counters=counters,
+                weights=tuple(
+                    Weights(weight_refs[n], layers_ref[n]) for n in range(at["stack"], at["norm"])
+                ),
+                x=x,
+                ready=source_is_there(i),
+                running=running_ref,
+                logits=outs[at["logits"]],
+                hidden=outs[at["hidden"]],
+                routed=at["routed"],
+                met=at["met"],
+                filled=filled,
+                emptied=emptied,
+                listed=listed,
+                hidden_given=hidden_given,
+                plan=plan,
+                shares=shares,
+                lists=tuple(lists),
             )
+
+        layers_of_experts = [
+            sparse_layer(i, stage) for i, stage in enumerate(stages) if isinstance(stage, Experts)
+        ]
+        sparse = layers_of_experts[0] if layers_of_experts else None
 
         @pl.when(role == 0)
         def _multiply() -> None:
             done = jnp.int32(0)
-            for i, stage in enumerate(stages):
-                if isinstance(stage, Experts):
-                    sparse(i, stage).prepare()
+            if sparse:
+                sparse.prepare()
             for i, stage in enumerate(stages):
                 if isinstance(stage, Product):
                     done = multiply(i, stage, done, scale_of(i))
-                elif isinstance(stage, Experts):
-                    layer, scale = sparse(i, stage), scale_of(i)
-                    done = layer.route(done, scale)
-                    layer.gate_and_up(scale)
-                    done = multiply(i, stage.down(layer.plan[0]), done, None)
+                elif sparse and isinstance(stage, Experts):
+                    scale = scale_of(i)
+                    done = sparse.route(done, scale)
+                    sparse.gate_and_up(scale)
+                    done = multiply(i, stage.down(sparse.plan[0]), done, None)
                 else:
-                    enter()
+                    norm()
                 if i + 1 < len(stages):
                     plgpu.barrier_arrive(signalled.at[i])
 
@@ -346,19 +365,14 @@ def chain(
                     plgpu.barrier_wait(signalled.at[i - 1])
                 if isinstance(stage, Product):
                     issued = load(i, stage, issued)
-                elif isinstance(stage, Experts):
-                    layer = sparse(i, stage)
-                    issued = layer.load_router(issued)
-                    layer.load_stacks(0)
-                    issued = layer.load_down(issued)
+                elif sparse and isinstance(stage, Experts):
+                    issued = sparse.load_router(issued)
+                    sparse.load_stacks(0)
+                    issued = sparse.load_down(issued)
 
-        def load_stacks(i: int, stage: Experts) -> None:
+        if sparse:
             for loader in range(1, LOADERS):
-                pl.when(role == 1 + loader)(partial(sparse(i, stage).load_stacks, loader))
-
-        for i, stage in enumerate(stages):
-            if isinstance(stage, Experts):
-                load_stacks(i, stage)
+                pl.when(role == 1 + loader)(partial(sparse.load_stacks, loader))
 
     scratch_of_experts = [
         entry
@@ -385,12 +399,14 @@ def chain(
         ),
         interpret=interpret,
     )
+    runs = jnp.ones((ROWS,), jnp.int32) if running is None else (running > 0).astype(jnp.int32)
+    inputs = (residual, layers, runs)
     # Copies have at most 5 dimensions: experts lie one under the other.
-    under = lambda w: w.reshape(len(w), -1, w.shape[-1]) if w.ndim == 4 else w  # noqa: E731
-    given = [under(stack) for own in weights for stack in own]
-    running = jnp.ones((ROWS,), jnp.int32) if running is None else running
-    outs = run(first, residual, layers, running, *given)
-    streams = [outs[at["residual"]] for at in places if "residual" in at]
-    found = {name: outs[place] for name, place in places[-1].items() if name in Result._fields}
-    none = dict.fromkeys(Result._fields)
-    return Result(**none | found | {"residual": streams[-1] if streams else None})
+    given = [
+        stack.reshape(len(stack), -1, stack.shape[-1]) if stack.ndim == 4 else stack
+        for own in weights
+        for stack in own
+    ]
+    outs = run(*(() if first is None else (first,)), *inputs, *given)
+    streams = [residual, *(outs[at["residual"]] for at in places if "residual" in at)]
+    return outs[places[-1]["result"]], streams[-1]

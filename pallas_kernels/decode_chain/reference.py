@@ -1,4 +1,5 @@
-"""A chain in plain jnp, with the kernel's cuts: a norm scales the result of the product that reads it."""
+"""A chain in plain jnp, with the kernel's cuts: a norm scales the result of the product that reads it, and what experts
+read before they do."""
 
 from __future__ import annotations
 
@@ -7,54 +8,47 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.decode_chain.stages import TILE, Add, Experts, Product, Result, Stage, adds
+from pallas_kernels.decode_chain.stages import Experts, Norm, Product, Stage, normed
 from pallas_kernels.moe import sparse_layer
 
 
 def chain(
     stages: tuple[Stage, ...],
-    first: jax.Array,
+    first: jax.Array | None,
     residual: jax.Array,
     weights: tuple[tuple[jax.Array, ...], ...],
     layers: jax.Array,
     running: jax.Array | None = None,
-) -> Result:
+) -> tuple[jax.Array, jax.Array]:
     """See `api.chain`; any dtype, any sizes and any number of rows."""
-    H, rows = residual.shape
+    H = residual.shape[0]
     f32, dtype = jnp.float32, residual.dtype
     index = iter(range(layers.shape[0]))
-    x, scale, squares = first, None, None
+    x: Any = first
+    scale: Any = None
     for stage, own in zip(stages, weights, strict=True):
         of_layer = [stack[layers[next(index)]] for stack in own]
-        if isinstance(stage, Add):
-            total = jnp.sum(first, axis=0).T
+        if isinstance(stage, Norm):
+            total = jnp.zeros((), f32)
         elif isinstance(stage, Experts):
-            assert scale is not None
-            total = _experts(stage, (x.astype(f32) * scale[:, None]).astype(dtype), of_layer)
             assert running is not None
-            total = jnp.where(running[:, None] > 0, total, 0)
+            scaled = (x.astype(f32) * scale[:, None]).astype(dtype)
+            total = jnp.where(running[:, None] > 0, _experts(stage, scaled, of_layer), 0)
         else:
             total = _product(x, of_layer[0])
             total = total if scale is None else total * scale[:, None]
-        if adds(stage):
+        if normed(stage):
             stream = residual.T.astype(f32) + total.astype(dtype).astype(f32)
             residual = stream.astype(dtype).T
             stream = residual.T.astype(f32)
             x = (stream * (1 + of_layer[-1].astype(f32))[None]).astype(dtype)
-            padded = jnp.pad(stream * stream, ((0, 0), (0, -H % TILE)))
-            squares = padded.reshape(rows, -1, TILE).sum(axis=2).T
-            scale = jax.lax.rsqrt(squares.sum(axis=0) / H + stage.eps)
+            scale = jax.lax.rsqrt(jnp.sum(stream * stream, axis=1) / H + stage.eps)
         elif isinstance(stage, Product):
             if stage.kind == "swiglu":
                 gate, up = (r.astype(dtype).astype(f32) for r in jnp.split(total, 2, axis=1))
                 total = jax.nn.silu(gate) * up
             x, scale = total.astype(stage.dtype), None
-    streams = residual if any(map(adds, stages)) else None
-    if not adds(stages[-1]):
-        return Result(x, streams, None, None)
-    assert squares is not None
-    squares = jnp.pad(squares, ((0, max(0, 128 - squares.shape[0])), (0, 0)))
-    return Result(None, streams, x, squares)
+    return x, residual
 
 
 def _experts(stage: Experts, x: jax.Array, weights: list[Any]) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.decode_chain.stages import ROWS, Add, Experts, Product, Stage, adds
+from pallas_kernels.decode_chain.stages import ROWS, Experts, Norm, Product, Stage, normed
 
 EPS = 1e-6
 VOCABULARY = 248_320
@@ -22,14 +22,6 @@ class Shape:
     stages: tuple[Stage, ...]
     rows: int = ROWS
     """Rows that choose experts."""
-
-    @property
-    def first(self) -> tuple[tuple[int, ...], Any]:
-        """Shape and dtype of the first stage's input."""
-        stage = self.stages[0]
-        if isinstance(stage, Add):
-            return (1, self.H, ROWS), jnp.float32
-        return (ROWS, stage.width), jnp.bfloat16
 
     @property
     def bytes_moved(self) -> int:
@@ -53,7 +45,7 @@ class Shape:
             own: list[tuple[int, ...]] = []
             if isinstance(stage, Experts):
                 own += [(layers, *shape) for shape in stage.stacks]
-            elif isinstance(stage, Product) and adds(stage):
+            elif isinstance(stage, Product) and normed(stage):
                 own += [(layers, stage.rows, stage.width), (layers, self.H)]
             elif isinstance(stage, Product):
                 own.append((layers, stage.rows, stage.width))
@@ -65,8 +57,9 @@ class Shape:
     def arguments(self, layers: int) -> tuple[Any, ...]:
         """Shapes and dtypes of `chain`'s arguments after the stages."""
         of, stacks = jax.ShapeDtypeStruct, self.stacks(layers)
+        enters = self.stages[0]
         return (
-            of(*self.first),
+            of((ROWS, enters.width), jnp.bfloat16) if isinstance(enters, Product) else None,
             of((self.H, ROWS), jnp.bfloat16),
             tuple(tuple(of(s, jnp.bfloat16) for s in own) for own in stacks),
             of((sum(map(len, stacks)),), jnp.int32),
@@ -100,12 +93,12 @@ def random_weights(shape: Shape, layers: int, seed: int = 0) -> Any:
     return tuple(tuple(made(s, next(keys)) for s in own) for own in shape.stacks(layers))
 
 
-def random_inputs(shape: Shape, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+def random_inputs(shape: Shape, seed: int = 0) -> tuple[jax.Array | None, jax.Array]:
     """Input of the first stage, and the residual stream."""
     one, two = jax.random.split(jax.random.key(1000 + seed))
-    size, dtype = shape.first
-    first = jax.random.normal(one, size, jnp.float32).astype(jnp.bfloat16).astype(dtype)
-    return first, jax.random.normal(two, (shape.H, ROWS), jnp.float32).astype(jnp.bfloat16)
+    first, residual, *_ = shape.arguments(1)
+    of = lambda key, a: a and jax.random.normal(key, a.shape, jnp.float32).astype(a.dtype)  # noqa: E731
+    return of(one, first), of(two, residual)
 
 
 def _tail(H: int, mixed: int, width: int, after: Product) -> Shape:
@@ -128,7 +121,7 @@ def _sparse(mixed: int, rows: int, after: Product, experts: int = 256, top_k: in
 
 
 def _enter(H: int, after: Product) -> Shape:
-    return Shape(H, (Add(EPS), after))
+    return Shape(H, (Norm(EPS), after))
 
 
 def _head(H: int) -> Product:

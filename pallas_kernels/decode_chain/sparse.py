@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
 from pallas_kernels.decode_chain import choice
-from pallas_kernels.decode_chain.choice import Value
+from pallas_kernels.decode_chain.choice import Value, index, less
 from pallas_kernels.decode_chain.ring import Counters, Ring
 from pallas_kernels.decode_chain.stages import HALF, ROWS, TILE, Experts
 from pallas_kernels.mosaic import fence_copy_engine
@@ -57,7 +57,7 @@ class SparseLayer:
         all blocks.
       routed, met: counters of the blocks that have given their logits and their part of `hidden`.
       filled, emptied: barriers of the ring where it holds gate and up projections.
-      listed, given: barriers: the slots are listed; this block has given its part of `hidden`.
+      listed, hidden_given: barriers: the slots are listed; this block has given its part of `hidden`.
       plan, shares, lists: see `choice.choose`; in shared memory.
     """
 
@@ -77,7 +77,7 @@ class SparseLayer:
     filled: Any
     emptied: Any
     listed: Any
-    given: Any
+    hidden_given: Any
     plan: Any
     shares: Any
     lists: tuple[Any, ...]
@@ -108,15 +108,15 @@ class SparseLayer:
         """Steps of a block that computes logits."""
         return self.stage.hidden // (2 * HALF) // self.splits
 
-    def slots(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def own_slots(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The first of this block's slots (it has every `ways`-th), how many it has, and in how many stacks."""
-        first = jnp.where(
+        way = jnp.where(
             self.block < self.stage.groups * self.ways,
             jax.lax.rem(self.block, self.ways),
             self.plan[0],
         )
-        mine = (self.plan[0] - first + self.ways - 1) // self.ways
-        return first, mine, (mine + STACK - 1) // STACK
+        mine = (self.plan[0] - way + self.ways - 1) // self.ways
+        return way, mine, (mine + STACK - 1) // STACK
 
     def prepare(self) -> None:
         """What can be done as the kernel begins; for who calls `route`."""
@@ -154,7 +154,7 @@ class SparseLayer:
         stacked = range(low, low + STACK // 2)
         row = half * self.stage.width + self.block // self.ways * ROWS
         plgpu.barrier_wait(self.listed)
-        way, mine, stacks = self.slots()
+        way, mine, stacks = self.own_slots()
 
         def stack(b: Any, count: Any) -> Any:
             first, valid = way + b * (STACK * self.ways), mine - b * STACK
@@ -189,7 +189,7 @@ class SparseLayer:
 
     def load_down(self, issued: Any) -> Any:
         _, _, _, routed, _, shared = self.weights
-        plgpu.barrier_wait(self.given)
+        plgpu.barrier_wait(self.hidden_given)
         down = self.stage.down(self.plan[0])
         begin, end = down.span(self.block, self.blocks)
         row, part = down.row(self.block // self.stage.parts), self.block % self.stage.parts
@@ -249,7 +249,7 @@ class SparseLayer:
 
     def gate_and_up(self, scale: jax.Array) -> None:
         """Compute this block's part of `hidden`, for all slots."""
-        way, mine, stacks = self.slots()
+        way, mine, stacks = self.own_slots()
         channel = self.block // self.ways * ROWS
         hidden, column = self.hidden.at[channel // HALF], channel % HALF
         ring = replace(self.ring, filled=(self.filled,), emptied=self.emptied)
@@ -278,19 +278,11 @@ class SparseLayer:
             fence_copy_engine()
             self.counters.signal(self.met)
 
-        plgpu.barrier_arrive(self.given)
+        plgpu.barrier_arrive(self.hidden_given)
 
 
 def _as_index(x: Any) -> Value:
     return arith.index_cast(ir.IndexType.get(), x.registers.item())
-
-
-def _index(x: int) -> Value:
-    return mgpu.utils.c(x, ir.IndexType.get())
-
-
-def _less(a: Value, b: Value) -> Value:
-    return arith.cmpi(arith.CmpIPredicate.ult, a, b)
 
 
 def _load_shares(shares: Any, first: jax.Array, ways: int, slots: int) -> jax.Array:
@@ -306,9 +298,9 @@ def _load_shares(shares: Any, first: jax.Array, ways: int, slots: int) -> jax.Ar
         like = mgpu.FragmentedArray.splat(zero, (TILE, ROWS), mgpu.WGMMA_LAYOUT)
 
         def one(_: Value, at: tuple[Value, ...]) -> Value:
-            stacked = arith.muli(arith.divui(at[0], _index(ROWS)), _index(ways))
-            slot = arith.minui(arith.addi(first_slot, stacked), _index(slots - 1))
-            return memref.load(ref, [arith.addi(arith.muli(slot, _index(ROWS)), at[1])])
+            stacked = arith.muli(arith.divui(at[0], index(ROWS)), index(ways))
+            slot = arith.minui(arith.addi(first_slot, stacked), index(slots - 1))
+            return memref.load(ref, [arith.addi(arith.muli(slot, index(ROWS)), at[1])])
 
         return like.foreach(one, create_array=True)
 
@@ -323,7 +315,7 @@ def _store_logits(value: jax.Array, logits: Any, row: jax.Array, first: jax.Arra
         first_row, start = _as_index(row), _as_index(first)
 
         def one(v: Value, at: tuple[Value, ...]) -> None:
-            with mgpu.utils.when(_less(at[0], _index(ROWS))):
+            with mgpu.utils.when(less(at[0], index(ROWS))):
                 memref.store(v, ref, [arith.addi(first_row, at[1]), arith.addi(start, at[0])])
 
         value.foreach(one)
@@ -344,11 +336,11 @@ def _store_hidden(
         first_slot, n_valid, start = _as_index(first), _as_index(valid), _as_index(column)
 
         def one(v: Value, at: tuple[Value, ...]) -> None:
-            stacked = arith.divui(at[0], _index(ROWS))
-            slot = arith.addi(first_slot, arith.muli(stacked, _index(ways)))
-            channel = arith.addi(start, arith.remui(at[0], _index(ROWS)))
-            with mgpu.utils.when(_less(stacked, n_valid)):
-                place = arith.addi(arith.muli(slot, _index(HALF)), channel)
+            stacked = arith.divui(at[0], index(ROWS))
+            slot = arith.addi(first_slot, arith.muli(stacked, index(ways)))
+            channel = arith.addi(start, arith.remui(at[0], index(ROWS)))
+            with mgpu.utils.when(less(stacked, n_valid)):
+                place = arith.addi(arith.muli(slot, index(HALF)), channel)
                 memref.store(v, ref, [at[1], place])
 
         value.foreach(one)

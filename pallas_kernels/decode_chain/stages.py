@@ -15,20 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import not_hopper
-
 ROWS = 8
-"""Rows that a chain computes; the real ones come first, the others may hold anything."""
+"""Rows that a chain computes; those that mean nothing may hold anything."""
 TILE = 64
 HALF = 128
 """A step reads two pieces of [64, 128] weights: neighbours along K, or the gate's rows and the up projection's."""
 MOST_HIDDEN = 128 * TILE
 """Channels of the residual stream: its sums of squares have 128 rows."""
+MOST_CHOSEN = 11
+"""Experts a row: their lists have this room in shared memory beside the ring."""
 KINDS = ("rows", "swiglu", "add")
 
 
@@ -129,8 +129,8 @@ class Product(_Cut):
 
 
 @dataclass(frozen=True)
-class Add:
-    """What "add" does with its result, with parts that were computed before the chain; only the first stage."""
+class Norm:
+    """The RMS norm of the residual stream as it comes; only the first stage."""
 
     eps: float
 
@@ -197,7 +197,7 @@ class Experts:
 
     def down(self, slots: Any) -> Down:
         """The last product, for so many slots in use."""
-        return Down(self.hidden, self.parts, (slots + 1) // 2, self.eps)
+        return Down(self.hidden, self.parts, (slots + 1) // 2)
 
     @property
     def stacks(self) -> list[tuple[int, ...]]:
@@ -224,10 +224,9 @@ class Down(_Cut):
     hidden: int
     parts: int
     steps: Any
-    eps: float
-    kind: str = "add"
-    pieces: int = 1
-    step: int = 2 * HALF
+
+    kind: ClassVar[str] = "add"
+    pieces: ClassVar[int] = 1
 
     @property
     def tiles(self) -> int:
@@ -254,24 +253,11 @@ class Down(_Cut):
         return tile * TILE
 
 
-Stage = Product | Add | Experts
+Stage = Norm | Product | Experts
 
 
-class Result(NamedTuple):
-    """What a chain leaves; None where its stages give no such thing."""
-
-    result: Any
-    """Of a last product of kind "rows" or "swiglu": [8, N]."""
-    residual: Any
-    """[H, 8]: the residual stream as it was last added to."""
-    normed: Any
-    """Of a last stage that adds: [8, H], the stream times (1 + weight), not yet divided by its rms."""
-    squares: Any
-    """Of a last stage that adds: float32 [128, 8], sums of squares over runs of 64 channels; from row H / 64 on
-    unwritten."""
-
-
-def adds(stage: Stage) -> bool:
+def normed(stage: Stage) -> bool:
+    """Whether the stage leaves the stream and its norm; others leave a result."""
     return not isinstance(stage, Product) or stage.kind == "add"
 
 
@@ -288,49 +274,51 @@ def check(
     if len(stages) != len(weights):
         raise ValueError(f"chain: {len(stages)} stages but weights of {len(weights)}")
     for i, (stage, own) in enumerate(zip(stages, weights, strict=True)):
-        if isinstance(stage, Add):
+        if isinstance(stage, Norm):
             if i > 0:
-                raise ValueError("chain: an Add must be the first stage")
+                raise ValueError("chain: a Norm must be the first stage")
             want: list[tuple[int, ...]] = [(H,)]
-            given = first.shape[1:] == residual.shape
+            given = first is None
         elif isinstance(stage, Experts):
-            if i == 0 or not adds(stages[i - 1]) or any(isinstance(s, Experts) for s in stages[:i]):
-                raise ValueError(
-                    "chain: Experts follow a stage that adds, and there are none before"
-                )
-            want, given = stage.stacks, stage.hidden == H
+            if i == 0 or not normed(stages[i - 1]):
+                raise ValueError("chain: Experts follow a stage that leaves the normed stream")
+            if any(isinstance(s, Experts) for s in stages[:i]):
+                raise ValueError("chain: there can be one stage of Experts")
             if running is None or running.shape != (residual.shape[1],):
-                raise ValueError("chain: Experts want to know which rows are running")
+                raise ValueError("chain: Experts want to know which rows run")
+            want, given = stage.stacks, stage.hidden == H
         else:
             if stage.kind not in KINDS:
                 raise ValueError(f"chain: stage {i} has kind {stage.kind!r}, not one of {KINDS}")
             if stage.kind == "add" and stage.rows != H:
                 raise ValueError(f"chain: stage {i} adds {stage.rows} channels to {H}")
             want = [(stage.rows, stage.width), *([(H,)] if stage.kind == "add" else [])]
-            given = (first.shape[1] if i == 0 else width) == stage.width
+            given = (first is not None and first.shape[1] if i == 0 else width) == stage.width
         if not given:
             raise ValueError(f"chain: the input of stage {i} does not fit {stage}")
         if [w.shape[1:] for w in own] != want:
             raise ValueError(f"chain: stage {i} wants stacks of {want}, not {own}")
-        width = stage.outputs if isinstance(stage, Product) and not adds(stage) else H
+        width = stage.outputs if isinstance(stage, Product) and not normed(stage) else H
+    if normed(stages[-1]):
+        raise ValueError("chain: the last stage must be a product that leaves a result")
     if layers.shape != (sum(map(len, weights)),):
         raise ValueError(f"chain: {layers.shape} layer indices for {sum(map(len, weights))} stacks")
 
 
-def unfit(
-    stages: Sequence[Stage], first: Any, residual: Any, weights: Sequence[Sequence[Any]]
-) -> str | None:
-    """Why the kernel cannot be built for such arguments, or None."""
-    H, rows = residual.shape
-    arrays = [residual, *(stack for own in weights for stack in own)]
-    arrays += [] if isinstance(stages[0], Add) else [first]
-    for array in arrays:
-        if array.dtype != jnp.bfloat16:
-            return f"dtype is {array.dtype}, not bfloat16"
+def unfit(stages: Iterable[Stage], hidden: int, rows: int, dtypes: Iterable[Any]) -> str | None:
+    """Why the kernel cannot be built for such stages, or None.
+
+    Args:
+      hidden, rows: sizes of the residual stream.
+      dtypes: of the stream and the weights.
+    """
+    for dtype in dtypes:
+        if dtype != jnp.bfloat16:
+            return f"dtype is {dtype}, not bfloat16"
     if rows != ROWS:
         return f"there are {rows} rows, not {ROWS}"
-    if H % TILE or H > MOST_HIDDEN:
-        return f"the residual stream of {H} is not a multiple of {TILE} up to {MOST_HIDDEN}"
+    if hidden % TILE or hidden > MOST_HIDDEN:
+        return f"the residual stream of {hidden} is not a multiple of {TILE} up to {MOST_HIDDEN}"
     for stage in stages:
         if isinstance(stage, Experts) and (why := unfit_experts(stage, multiprocessors())):
             return why
@@ -345,47 +333,20 @@ def unfit(
 
 def unfit_experts(stage: Experts, blocks: int) -> str | None:
     """Why the kernel cannot compute such experts with so many blocks, or None."""
-    E, H, width = stage.experts, stage.hidden, stage.width
-    if E % 32 or stage.top_k > 16:
-        return f"{E} experts are not a multiple of 32, or {stage.top_k} a row are more than 16"
-    if width % HALF or H % (2 * HALF):
-        return f"width {width} is not a multiple of {HALF}, or {H} channels are none of {2 * HALF}"
-    units = stage.parts * H // TILE
-    if not (stage.splits(blocks) and stage.ways(blocks) and units <= blocks):
-        needed = max(units, stage.groups, stage.router_groups)
-        return f"{E} experts of [{H}, {width}] need {needed} blocks at once, not {blocks}"
+    E, H, width, k = stage.experts, stage.hidden, stage.width, stage.top_k
+    if E % 32 or E > 1024:
+        return f"{E} experts are not a multiple of 32 up to 1024"
+    most = min(MOST_CHOSEN, E)
+    if not 1 <= k <= most:
+        return f"{k} experts a row are not 1 to {most}"
+    if width % HALF:
+        return f"experts of width {width} are not a multiple of {HALF}"
+    if H % (2 * HALF):
+        return f"experts beside {H} channels, which are not a multiple of {2 * HALF}"
+    needed = max(stage.parts * H // TILE, stage.groups, stage.router_groups)
+    if needed > blocks:
+        return f"{E} experts of [{H}, {width}] need {needed} multiprocessors, not {blocks}"
     return None
-
-
-def unavailable(
-    dtype: Any,
-    widths: Iterable[int],
-    *,
-    hidden: int = TILE,
-    outputs: Iterable[int] = (),
-    experts: Experts | None = None,
-) -> str | None:
-    """Why chains with these sizes cannot run here, or None.
-
-    Args:
-      dtype: of activations and weights.
-      widths: K of the products.
-      hidden: channels of the residual stream.
-      outputs: of the products.
-      experts: the sparse layers.
-    """
-    if (missing := not_hopper()) is not None:
-        return missing
-    if dtype != jnp.bfloat16:
-        return f"dtype is {dtype}, not bfloat16"
-    if bad := sorted(width for width in widths if width % (2 * HALF)):
-        return f"widths {bad} are not multiples of {2 * HALF}"
-    if hidden % TILE or hidden > MOST_HIDDEN:
-        return f"the residual stream of {hidden} is not a multiple of {TILE} up to {MOST_HIDDEN}"
-    if experts and (why := unfit_experts(experts, multiprocessors())):
-        return why
-    odd = sorted(n for n in outputs if n < TILE or n % 8)
-    return f"outputs {odd} are not multiples of 8 from {TILE} on" if odd else None
 
 
 def _least(a: Any, b: Any) -> Any:

@@ -47,13 +47,8 @@ def routed_experts(
       Like `x`. Up to `reference.GATHER_TOKENS` tokens a row does not depend on the other rows bit for bit.
     """
     takes_kernel("routed_experts", implementation, NO_KERNEL_YET)
-    n, k, E = *experts.shape, gate_up.shape[0]
-    if n <= reference.GATHER_TOKENS and n * k < E:
-        form = reference.gathered
-    elif n <= reference.GATHER_TOKENS or reference.DENSE_RATIO * k >= E:
-        form = reference.all_experts
-    else:
-        form = reference.sorted_blocks
+    n, k = experts.shape
+    form = reference.form(n, k, gate_up.shape[0])
     return form(x, weights, experts, gate_up, down)
 
 
@@ -98,6 +93,11 @@ def sparse_layer(
     if takes_kernel("sparse_layer", implementation, why_not):
         stacks = experts_gate_up, experts_down
         routed = many.experts_of_many(x, weights, experts, *stacks, jnp.asarray(layer, jnp.int32))
+    elif reference.form(len(x), top_k, experts_down.shape[1]) is reference.gathered:
+        # Out of the whole stack, of which nothing else is read.
+        flat = [w.reshape(-1, *w.shape[2:]) for w in (experts_gate_up, experts_down)]
+        experts = experts + layer * experts_down.shape[1]
+        routed = reference.gathered(x, weights, experts, *flat)
     else:
         routed = routed_experts(x, weights, experts, experts_gate_up[layer], experts_down[layer])
     shared = (shared_gate[layer], shared_gate_up[layer], shared_down[layer])

@@ -39,7 +39,7 @@ def weights(shape: Shape) -> tuple[jax.Array, ...]:
     return tuple(make(size, key) for size, key in zip(sizes, keys, strict=True))
 
 
-def chain(shape: Shape, implementation: Any, steps: int) -> Callable[..., jax.Array]:
+def layers_in_turn(shape: Shape, implementation: Any, steps: int) -> Callable[..., jax.Array]:
     """Jitted layers one after the other, each on the normed output of the one before."""
 
     layer: Any = functools.partial(
@@ -74,7 +74,7 @@ def main() -> None:
     for n in options.tokens:
         x = jax.random.normal(jax.random.key(n), (n, shape.H), jnp.bfloat16)
         for implementation in options.implementations:
-            taken = seconds(chain(shape, implementation, _STEPS), x, *stack) / _STEPS
+            taken = seconds(layers_in_turn(shape, implementation, _STEPS), x, *stack) / _STEPS
             work = 6 * shape.H * shape.width * n * shape.top_k
             line = {
                 "tokens": n,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -23,6 +25,15 @@ def route(
     if normalise:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     return weights.astype(logits.dtype), experts
+
+
+def form(n: int, k: int, E: int) -> Callable[..., Float[Array, "n H"]]:
+    """Which of the forms below computes n tokens with k of E experts each."""
+    if n <= GATHER_TOKENS and n * k < E:
+        return gathered
+    if n <= GATHER_TOKENS or DENSE_RATIO * k >= E:
+        return all_experts
+    return sorted_blocks
 
 
 def gathered(

@@ -58,7 +58,7 @@ def rows():
 @pytest.mark.parametrize("name", ["0.8B", "27B", "35B-A3B"])
 def test_a_step_equals_the_plain_one_in_float32(name):
     m = model(name)
-    assert streamed.fits(m.config, m.params, 4)
+    assert streamed.unfit(m.config, m.params, 4) is None
     state = filled_state(m.config)
     step = jax.jit(lambda p, s, *a: streamed.decode(m.config, p, s, *a))
     got, logits = step(m.params, state, *rows())
@@ -94,7 +94,7 @@ def test_a_step_equals_the_plain_one_in_float32(name):
 def test_warm_equals_cold():
     """The second answer to a prompt comes from what the first one left, and is the same."""
     m = model("0.8B")
-    assert streamed.fits(m.config, m.params, 4)
+    assert streamed.unfit(m.config, m.params, 4) is None
     program = startup.start(m, EngineConfig(max_context=1024, max_concurrency=4, prefill_chunk=256))
     resources = open_checkpoint(nj.shipped_model("demo")).frontend
     frontend = Frontend.from_resources(resources, vocab_size=m.config.vocab_size)

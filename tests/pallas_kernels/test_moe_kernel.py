@@ -1,6 +1,7 @@
 """The sparse layer: its plain form against numpy, the layout of sorted pairs, and lowering for CUDA on any machine.
 
-Mosaic's interpreter runs the kernel for many tokens; few of them are a stage of a chain (test_decode_chain.py).
+Mosaic's interpreter runs the kernel for many tokens; few of them are a stage of a chain, which runs only on a GPU
+(tests/gpu/test_gpu_decode_chain.py), for experts are chosen with warp instructions that the interpreter does not know.
 """
 
 import jax

@@ -21,29 +21,42 @@ from jaxtyping import Array, Float, Int
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.models.qwen3_5 import layers
-from ninfer_jax.models.qwen3_5.params import SparseMLP, TextParameters
+from ninfer_jax.models.qwen3_5.params import (
+    FullAttention,
+    LinearAttention,
+    SparseMLP,
+    TextParameters,
+)
 from ninfer_jax.models.qwen3_5.state import DeviceState
-from pallas_kernels.decode_chain import ROWS, Add, Experts, Product, Stage, chain, unavailable
+from pallas_kernels.decode_chain import ROWS, Experts, Norm, Product, Stage, chain
+from pallas_kernels.decode_chain import unfit as unfit_chain
+from pallas_kernels.dispatch import not_hopper
 from pallas_kernels.gated_delta import gated_delta_decode
 from pallas_kernels.paged_attention import attention_decode
 
 
-def fits(config: Qwen3_5Config, params: TextParameters, rows: int) -> bool:
-    """Whether this path computes such a decode step here: device, dtype and sizes."""
-    linear, full, dense = params.linear_attention, params.full_attention, params.dense_mlp
-    if rows > ROWS or linear is None or full is None or (dense or params.sparse_mlp) is None:
-        return False
-    H, V = config.hidden_size, config.vocab_size
-    widths = {H, linear.out_proj.shape[2], full.o_proj.shape[2]}
-    outputs = {H, V, linear.in_proj.shape[1], full.qkv_proj.shape[1]}
-    if dense is not None:
-        widths.add(dense.down_proj.shape[2])
-        outputs.add(dense.down_proj.shape[2])
+def unfit(config: Qwen3_5Config, params: TextParameters, rows: int) -> str | None:
+    """Why this path cannot compute such a decode step here (device, dtype, sizes), or None."""
+    linear, full = params.linear_attention, params.full_attention
+    if linear is None or full is None:
+        return "it takes models with both kinds of mixers"
+    if rows > ROWS:
+        return f"it takes up to {ROWS} rows, not {rows}"
     heads = (config.head_dim, config.linear_key_head_dim, config.linear_value_head_dim)
-    experts = None if params.sparse_mlp is None else _experts(config)
-    why_not = unavailable(params.embed.dtype, widths, hidden=H, outputs=outputs, experts=experts)
-    same_width = config.shared_expert_intermediate_size == config.moe_intermediate_size
-    return heads == (256, 128, 128) and why_not is None and (experts is None or same_width)
+    if heads != (256, 128, 128):
+        return f"it takes heads of 256, 128 and 128 channels, not {heads}"
+    H, mlp = config.hidden_size, params.dense_mlp
+    after = (linear.in_proj, full.qkv_proj, _head(params))
+    stages: list[Stage] = [Product(w.shape[-2], w.shape[-1], "rows") for w in after]
+    stages += [Product(H, proj.shape[2], "add") for proj in (linear.out_proj, full.o_proj)]
+    if mlp is not None:
+        width = mlp.down_proj.shape[2]
+        stages += [Product(2 * width, H, "swiglu"), Product(H, width, "add")]
+    if params.sparse_mlp is not None:
+        if config.shared_expert_intermediate_size != config.moe_intermediate_size:
+            return "it takes a shared expert of the width of the others"
+        stages.append(_experts(config))
+    return not_hopper() or unfit_chain(stages, H, ROWS, [params.embed.dtype])
 
 
 def decode(
@@ -69,73 +82,74 @@ def decode(
     where = (block_tables, positions, running, cos[:, 0], sin[:, 0], slots, read_slots)
 
     stream = jnp.pad(params.embed[tokens], ((0, ROWS - B), (0, 0))).T
-    nothing = jnp.zeros((1, *stream.shape), jnp.float32)
-    head = params.embed if params.lm_head is None else params.lm_head
     of_experts = None if params.sparse_mlp is None else _of_experts(params.sparse_mlp)
     H, eps = config.hidden_size, config.rms_norm_eps
 
-    def projection_after(i: int) -> tuple[str, Array, Array, int, int]:
-        """Name, norm and weights of what follows layer i - 1, with their indices: a mixer or the head."""
+    def projection_after(i: int) -> tuple[Product, Array, Array, list[int]]:
+        """What follows layer i - 1, a mixer or the head, its weights and those of the norm before it; both indices."""
         if i == len(kinds):
-            return "head", params.final_norm[None], head[None], 0, 0
-        kind = kinds[i]
-        stack = (
-            params.linear_attention.in_proj
-            if kind == "linear_attention" and params.linear_attention
-            else params.full_attention.qkv_proj  # type: ignore[union-attr]
-        )
-        return kind, params.input_norm, stack, i, seen[kind]
+            weight = _head(params)[None]
+            return _product(weight, jnp.float32), params.final_norm[None], weight, [0, 0]
+        mixer = _mixer(params, kinds[i])
+        weight = mixer.in_proj if isinstance(mixer, LinearAttention) else mixer.qkv_proj
+        return _product(weight, weight.dtype), params.input_norm, weight, [i, seen[kinds[i]]]
 
-    def ffn_after(kind: str, norm: Array, norm_at: int) -> tuple[Any, Any, list[int]]:
-        """Stages of a feed-forward network, their weights with the norm after it, and the indices of all."""
+    def ffn_after(kind: str) -> tuple[list[Stage], list[tuple[Array, ...]], list[int]]:
+        """Stages of a feed-forward network, their weights but for the norm after them, and the indices of these."""
         at = seen[kind]
         seen[kind] += 1
         if kind == "dense":
             mlp = params.dense_mlp
             assert mlp is not None
             width = mlp.down_proj.shape[2]
-            up, down = (
-                Product(2 * width, H, "swiglu", stream.dtype),
-                Product(H, width, "add", eps=eps),
-            )
-            return (up, down), ((mlp.gate_up_proj,), (mlp.down_proj, norm)), [at, at, norm_at]
+            up = Product(2 * width, H, "swiglu", stream.dtype)
+            down = Product(H, width, "add", eps=eps)
+            return [up, down], [(mlp.gate_up_proj,), (mlp.down_proj,)], [at, at]
         assert of_experts is not None
-        return (_experts(config),), ((*of_experts, norm),), [at] * len(of_experts) + [norm_at]
+        return [_experts(config)], [of_experts], [at] * len(of_experts)
 
-    name, norm, weight, norm_at, next_at = projection_after(0)
-    entry = (Add(eps), _product(name, weight))
-    projected, stream = _chain(
-        entry, nothing, stream, ((norm,), (weight,)), _indices(norm_at, next_at), choosing
-    )
+    next_projection, norm, weight, at = projection_after(0)
+    enters = (Norm(eps), next_projection)
+    projected, stream = _chain(enters, None, stream, ((norm,), (weight,)), _indices(*at), choosing)
     for i, (kind, mlp) in enumerate(zip(kinds, config.ffn_types, strict=True)):
-        index = jnp.int32(seen[kind])
-        if kind == "linear_attention":
-            mixed, images = _linear(
-                config, params.linear_attention, index, projected, state.images, where
-            )
-            out_proj = params.linear_attention.out_proj  # type: ignore[union-attr]
-            state = replace(state, images=images)
-        else:
-            mixed, kv = _full(config, params.full_attention, index, projected, state.kv, where)
-            out_proj = params.full_attention.o_proj  # type: ignore[union-attr]
-            state = replace(state, kv=kv)
+        mixer, index = _mixer(params, kind), seen[kind]
         seen[kind] += 1
-        name, norm, weight, norm_at, next_at = projection_after(i + 1)
-        feed_forward, ffn_weights, ffn_at = ffn_after(mlp, norm, norm_at)
-        stages = (Product(H, mixed.shape[1], "add", eps=eps), *feed_forward, _product(name, weight))
-        of_stages = ((out_proj, params.post_attention_norm), *ffn_weights, (weight,))
-        at = _indices(seen[kind] - 1, i, *ffn_at, next_at)
-        projected, stream = _chain(stages, mixed, stream, of_stages, at, choosing)
+        if isinstance(mixer, LinearAttention):
+            mixed, images = _linear(config, mixer, jnp.int32(index), projected, state.images, where)
+            out_proj, state = mixer.out_proj, replace(state, images=images)
+        else:
+            mixed, kv = _full(config, mixer, jnp.int32(index), projected, state.kv, where)
+            out_proj, state = mixer.o_proj, replace(state, kv=kv)
+        stages, weights, ffn_at = ffn_after(mlp)
+        next_projection, norm, weight, at = projection_after(i + 1)
+        *others, last = weights
+        projected, stream = _chain(
+            (Product(H, mixed.shape[1], "add", eps=eps), *stages, next_projection),
+            mixed,
+            stream,
+            ((out_proj, params.post_attention_norm), *others, (*last, norm), (weight,)),
+            _indices(index, i, *ffn_at, *at),
+            choosing,
+        )
     return state, projected[:B]
+
+
+def _head(params: TextParameters) -> Array:
+    return params.embed if params.lm_head is None else params.lm_head
+
+
+def _mixer(params: TextParameters, kind: str) -> LinearAttention | FullAttention:
+    mixer = params.linear_attention if kind == "linear_attention" else params.full_attention
+    assert mixer is not None
+    return mixer
 
 
 def _indices(*index: int) -> Array:
     return jnp.asarray(index, jnp.int32)
 
 
-def _product(name: str, weight: Array) -> Product:
-    dtype = jnp.float32 if name == "head" else weight.dtype
-    return Product(weight.shape[1], weight.shape[2], "rows", dtype)
+def _product(stack: Array, dtype: Any = jnp.bfloat16) -> Product:
+    return Product(stack.shape[1], stack.shape[2], "rows", dtype)
 
 
 def _experts(config: Qwen3_5Config) -> Experts:
@@ -150,7 +164,7 @@ def _experts(config: Qwen3_5Config) -> Experts:
 
 
 def _of_experts(mlp: SparseMLP) -> tuple[Array, ...]:
-    """Stacks of `Experts`, but for the norm."""
+    """Stacks of `Experts`, but for the norm. A step pads the shared gates of all layers once, a few MB."""
     gate = jnp.pad(mlp.shared_gate, ((0, 0), (0, ROWS - 1), (0, 0)))
     return (
         mlp.router,
@@ -165,7 +179,7 @@ def _of_experts(mlp: SparseMLP) -> tuple[Array, ...]:
 @partial(jax.jit, static_argnums=0)
 def _chain(
     stages: tuple[Stage, ...],
-    first: Array,
+    first: Array | None,
     stream: Array,
     weights: Any,
     index: Array,
@@ -175,8 +189,7 @@ def _chain(
 
     Only rows that run choose experts: the others would choose some of their own, whose weights cost time.
     """
-    out = chain(stages, first, stream, weights, index, running)
-    return out.result, out.residual
+    return chain(stages, first, stream, weights, index, running)
 
 
 @partial(jax.jit, static_argnums=0)
