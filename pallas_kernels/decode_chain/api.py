@@ -32,7 +32,7 @@ def chain(
       weights: for each stage its stacks: [L, M, K] of a product, [L, H] of a zero-centred norm; "add" has both.
         `Experts` tells its own.
       layers: int32, for each of these stacks the index in it; may be traced.
-      running: int32 [8]: rows with 0 choose no experts; only for `Experts`.
+      running: int32 [8], 1 or 0: rows with 0 choose no experts; only for `Experts`.
       implementation: see `pallas_kernels.dispatch`. "pallas" takes bfloat16 and 8 rows on compute capability 9.0, and
         sizes that fit (`stages.unfit`). It needs the whole device: while it runs, no other kernel may stay on a
         multiprocessor until this one ends.

@@ -399,8 +399,7 @@ def chain(
         ),
         interpret=interpret,
     )
-    runs = jnp.ones((ROWS,), jnp.int32) if running is None else (running > 0).astype(jnp.int32)
-    inputs = (residual, layers, runs)
+    inputs = (residual, layers, jnp.ones((ROWS,), jnp.int32) if running is None else running)
     # Copies have at most 5 dimensions: experts lie one under the other.
     given = [
         stack.reshape(len(stack), -1, stack.shape[-1]) if stack.ndim == 4 else stack

@@ -284,8 +284,9 @@ def check(
                 raise ValueError("chain: Experts follow a stage that leaves the normed stream")
             if any(isinstance(s, Experts) for s in stages[:i]):
                 raise ValueError("chain: there can be one stage of Experts")
-            if running is None or running.shape != (residual.shape[1],):
-                raise ValueError("chain: Experts want to know which rows run")
+            rows = (residual.shape[1:], jnp.int32)
+            if running is None or (running.shape, running.dtype) != rows:
+                raise ValueError("chain: Experts want to know which rows run, an int32 for each")
             want, given = stage.stacks, stage.hidden == H
         else:
             if stage.kind not in KINDS:

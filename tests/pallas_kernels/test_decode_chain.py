@@ -293,6 +293,8 @@ def test_mistakes_are_named():
     args = arguments(experts, jnp.bfloat16)
     with pytest.raises(ValueError, match="which rows run"):
         chain(experts.stages, *args[:4])
+    with pytest.raises(ValueError, match="an int32 for each"):
+        chain(experts.stages, *args[:4], args[4] > 0)
     with pytest.raises(ValueError, match="follow a stage that leaves the normed stream"):
         chain(experts.stages[1:], first, residual, args[2][1:], index)
     out, one, last = experts.stages
