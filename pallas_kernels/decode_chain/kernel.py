@@ -3,7 +3,7 @@
 With at most 8 rows a matrix product is a read of its weights, and a step is as fast as the weights stream. Separate
 kernels leave the memory idle at each boundary: launch, first loads, last stragglers. Here one block a multiprocessor
 stays for a whole chain of products; one warpgroup keeps a ring of weight tiles in flight through the copy engine, and
-runs ahead of what other blocks still compute, since weights depend on nothing; the other multiplies and waits for other
+runs ahead of what other blocks still compute, since weights depend on nothing; another multiplies and waits for other
 blocks on counters in global memory.
 
 - Tiles of 64 weight rows are the M side of `wgmma`, the rows of x its N side of 8.

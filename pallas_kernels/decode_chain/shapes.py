@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.decode_chain.stages import ROWS, Experts, Norm, Product, Stage, normed
+from pallas_kernels.decode_chain.stages import ROWS, Experts, Norm, Product, Stage, stacks_of
 
 EPS = 1e-6
 VOCABULARY = 248_320
@@ -40,19 +40,9 @@ class Shape:
 
     def stacks(self, layers: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """Shapes of each stage's stacks."""
-        stacks: list[tuple[tuple[int, ...], ...]] = []
-        for stage in self.stages:
-            own: list[tuple[int, ...]] = []
-            if isinstance(stage, Experts):
-                own += [(layers, *shape) for shape in stage.stacks]
-            elif isinstance(stage, Product) and normed(stage):
-                own += [(layers, stage.rows, stage.width), (layers, self.H)]
-            elif isinstance(stage, Product):
-                own.append((layers, stage.rows, stage.width))
-            else:
-                own.append((layers, self.H))
-            stacks.append(tuple(own))
-        return tuple(stacks)
+        return tuple(
+            tuple((layers, *shape) for shape in stacks_of(stage, self.H)) for stage in self.stages
+        )
 
     def arguments(self, layers: int) -> tuple[Any, ...]:
         """Shapes and dtypes of `chain`'s arguments after the stages."""

@@ -201,6 +201,7 @@ class Experts:
 
     @property
     def stacks(self) -> list[tuple[int, ...]]:
+        """Shapes of its stacks, but for the layers and the norm."""
         E, H, width = self.experts, self.hidden, self.width
         return [
             (E, H),
@@ -209,7 +210,6 @@ class Experts:
             (E, H, width),
             (2 * width, H),
             (H, width),
-            (H,),
         ]
 
 
@@ -261,6 +261,15 @@ def normed(stage: Stage) -> bool:
     return not isinstance(stage, Product) or stage.kind == "add"
 
 
+def stacks_of(stage: Stage, hidden: int) -> list[tuple[int, ...]]:
+    """Shapes of a stage's stacks beside a stream of so many channels, but for the layers."""
+    if isinstance(stage, Product):
+        own: list[tuple[int, ...]] = [(stage.rows, stage.width)]
+    else:
+        own = stage.stacks if isinstance(stage, Experts) else []
+    return [*own, (hidden,)] if normed(stage) else own
+
+
 def check(
     stages: Sequence[Stage],
     first: Any,
@@ -270,14 +279,13 @@ def check(
     running: Any,
 ) -> None:
     """Raise ValueError where the arguments of a chain do not go together."""
-    H, width = residual.shape[0], None
+    H, width = residual.shape[0], None if first is None else first.shape[1]
     if len(stages) != len(weights):
         raise ValueError(f"chain: {len(stages)} stages but weights of {len(weights)}")
     for i, (stage, own) in enumerate(zip(stages, weights, strict=True)):
         if isinstance(stage, Norm):
             if i > 0:
                 raise ValueError("chain: a Norm must be the first stage")
-            want: list[tuple[int, ...]] = [(H,)]
             given = first is None
         elif isinstance(stage, Experts):
             if i == 0 or not normed(stages[i - 1]):
@@ -287,17 +295,16 @@ def check(
             rows = (residual.shape[1:], jnp.int32)
             if running is None or (running.shape, running.dtype) != rows:
                 raise ValueError("chain: Experts want to know which rows run, an int32 for each")
-            want, given = stage.stacks, stage.hidden == H
+            given = stage.hidden == H
         else:
             if stage.kind not in KINDS:
                 raise ValueError(f"chain: stage {i} has kind {stage.kind!r}, not one of {KINDS}")
             if stage.kind == "add" and stage.rows != H:
                 raise ValueError(f"chain: stage {i} adds {stage.rows} channels to {H}")
-            want = [(stage.rows, stage.width), *([(H,)] if stage.kind == "add" else [])]
-            given = (first is not None and first.shape[1] if i == 0 else width) == stage.width
+            given = width == stage.width
         if not given:
             raise ValueError(f"chain: the input of stage {i} does not fit {stage}")
-        if [w.shape[1:] for w in own] != want:
+        if [w.shape[1:] for w in own] != (want := stacks_of(stage, H)):
             raise ValueError(f"chain: stage {i} wants stacks of {want}, not {own}")
         width = stage.outputs if isinstance(stage, Product) and not normed(stage) else H
     if normed(stages[-1]):

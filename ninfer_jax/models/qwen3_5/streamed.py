@@ -148,7 +148,7 @@ def _indices(*index: int) -> Array:
     return jnp.asarray(index, jnp.int32)
 
 
-def _product(stack: Array, dtype: Any = jnp.bfloat16) -> Product:
+def _product(stack: Array, dtype: Any) -> Product:
     return Product(stack.shape[1], stack.shape[2], "rows", dtype)
 
 
