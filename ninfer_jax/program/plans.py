@@ -73,6 +73,16 @@ class DecodePlan:
         """Pages of each row (KV-24)."""
         return self.packed[:, 5:]
 
+    def following(self) -> DecodePlan:
+        """The plan of the same rows one position on: with what they sample now, from the slots they write, counted.
+
+        The same on the host and traced: a step also gives the plan that most likely comes next, on the device.
+        """
+        xp = self.packed.__array_namespace__()
+        runs = (self.write_slots > 0).astype(xp.int32)
+        fields = (-runs, self.positions + runs, self.write_slots, self.write_slots, runs)
+        return DecodePlan(xp.concat([xp.stack(fields, axis=1), self.block_tables], axis=1))
+
 
 class Decoded(NamedTuple):
     """Results of a decode step."""

@@ -73,6 +73,8 @@ class Program:
         self._sampler = sampler.new_sampler_state(rows, config.vocab_size)
         self._sampled = jnp.zeros((2, rows), jnp.int32)
         self._plan = DecodePlan.null(rows, limits.blocks)
+        self._following = self._plan, self._plan
+        """The plan that most likely comes next, on the host and as it is on the device."""
         self._tables = BlockTables(limits)
         self._vocab = config.vocab_size
         self._closed = False
@@ -141,8 +143,13 @@ class Program:
             read_slots[lane], write_slots[lane] = row.read_slot, row.write_slot
             counted[lane] = not row.replay
             tables[lane] = self._tables.row(lane)
-        self._plan = plan
-        self._state, decoded = self._units["decode"](self._params, self._state, self._sampled, plan)
+        expected, on_device = self._following
+        # A copy to the device takes longer than the rest of a launch, so it is not made for what is there already.
+        self._plan = on_device if np.array_equal(plan.packed, expected.packed) else plan
+        self._state, decoded, following = self._units["decode"](
+            self._params, self._state, self._sampled, self._plan
+        )
+        self._following = plan.following(), following
         self._sampled = decoded.sampled
         return decoded
 
@@ -211,7 +218,8 @@ class Program:
             return
         self._closed = True
         self._transfers.close()
-        del self._state, self._sampler, self._sampled, self._units, self._params, self._transfers
+        del self._state, self._sampler, self._sampled, self._plan, self._following
+        del self._units, self._params, self._transfers
 
     def _require_open(self) -> None:
         if self._closed:

@@ -46,11 +46,12 @@ def decode(
     state: DeviceState,
     sampled: Int[Array, "two C"],
     plan: DecodePlan,
-) -> tuple[DeviceState, Decoded]:
+) -> tuple[DeviceState, Decoded, DecodePlan]:
     """Run one token a row and sample greedily: a step of greedy rows is this one launch.
 
     `sampled` is the last step's, still on the device (`Decoded`). A second executable without the argmax would not pay:
-    it reads the logits once, and lowering a deep model takes seconds.
+    it reads the logits once, and lowering a deep model takes seconds. The plan that follows (`DecodePlan.following`) is
+    the third result, for a next step that needs nothing else from the host.
     """
     # Behind the barrier the fields are arrays of the unit's own: kernels get no windows into the plan, whose alignment
     # they do not expect, and a plan at another address changes few of a GPU's launches.
@@ -65,7 +66,8 @@ def decode(
         logits = trunk.logits(params, hidden)
     greedy, healthy = sampler.greedy(logits)
     kept = jnp.where(plan.counted > 0, greedy, sampled[0])
-    return state, Decoded(logits, jnp.stack([kept, healthy.astype(jnp.int32)]))
+    decoded = Decoded(logits, jnp.stack([kept, healthy.astype(jnp.int32)]))
+    return state, decoded, plan.following()
 
 
 def prompt_logprobs(

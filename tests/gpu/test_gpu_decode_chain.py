@@ -113,14 +113,18 @@ def test_in_a_loop_over_layers_as_one_by_one(name):
     shape, weights, _, _ = case(name)
     layers = np.arange(8, dtype=np.int32) % 2
 
-    def step(carry, layer):
+    def step(weights, carry, layer):
         args = (shape.stages, *carry, weights, shape.indices(layer), shape.running)
         result, residual = chain(*args, implementation="pallas")
         return (following(shape, result), residual), result
 
+    @jax.jit
+    def loop(weights, carry):
+        return jax.lax.scan(functools.partial(step, weights), carry, layers)
+
     one = jax.jit(step)
     carry = random_inputs(shape)
-    _, together = jax.jit(lambda carry: jax.lax.scan(step, carry, layers))(carry)
+    _, together = loop(weights, carry)
     for layer, want in zip(layers, together, strict=True):
-        carry, got = one(carry, layer)
+        carry, got = one(weights, carry, layer)
         assert np.array_equal(np.asarray(got), np.asarray(want))

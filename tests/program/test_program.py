@@ -1,5 +1,6 @@
 """The program's calls: slots, tables, chained tokens and transfers among units, on the tiny checkpoints."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import jax
@@ -152,6 +153,46 @@ def test_a_plan_holds_its_rows_and_nothing_of_the_others(program):
     assert plan.packed.tolist() == [[0, 1, 2, 3, 4, 5, 5, 5, 5, 5]] * C
 
 
+def test_the_plan_that_follows_is_the_same_on_the_host_and_on_the_device():
+    """Every field differs, rows that do not run among them."""
+    plan = DecodePlan.null(4, 2)
+    plan.forced[:] = [-1, 17, 0, 5]
+    plan.positions[:] = [200, 63, 0, 9]
+    plan.read_slots[:], plan.write_slots[:] = [4, 2, 0, 3], [6, 2, 0, 3]
+    plan.counted[:] = [1, 1, 0, 0]  # the last one replays
+    plan.block_tables[:] = [[3, 7], [8, 0], [0, 0], [5, 0]]
+    want = [[-1, 201, 6, 6, 1, 3, 7], [-1, 64, 2, 2, 1, 8, 0], [0] * 7, [-1, 10, 3, 3, 1, 5, 0]]
+    host, device = plan.following(), jax.jit(DecodePlan.following)(plan)
+    assert host.packed.tolist() == device.packed.tolist() == want
+    assert host.packed.dtype == device.packed.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"position": 24}, {"token": 3}, {"lanes": (2,)}, {"slot": 2}, {"replay": True}, "table"],
+)
+def test_a_step_that_goes_on_as_before_copies_nothing_to_the_device(program, change):
+    """What the host wants to run decides; the plan on the device is used where it is equal."""
+    program.publish_table(PublishTable(0, 0, (5, 6)))
+    program.publish_table(PublishTable(2, 0, (3, 7)))
+
+    def step(position, token=-1, lanes=(0, 2), slot=1, replay=False):
+        rows = [row(lane, position, token, slot + lane, replay=replay) for lane in lanes]
+        program.decode(RunDecode(0, tuple(rows)))
+
+    step(20, 9)
+    no_copies = partial(jax.transfer_guard_host_to_device, "disallow")
+    with no_copies():
+        step(21)
+        step(22)
+    if change == "table":
+        program.publish_table(PublishTable(2, 2, (9,)))
+        change = {"slot": 1}
+    refused = pytest.raises(jax.errors.JaxRuntimeError, match="host-to-device")
+    with refused if change else nullcontext(), no_copies():
+        step(**({"position": 23} | change))
+
+
 def neutral(**changes):
     ones, zeros = np.ones(C, np.float32), np.zeros(C, np.float32)
     none, seed = np.zeros(C, np.int32), np.zeros((C, 2), np.uint32)
@@ -170,7 +211,7 @@ def test_a_step_says_which_rows_are_not_finite(model):
     plan.counted[:] = [1, 1, 1, 0]
     sampled = np.array([[8, 9, 5, 5], [1, 1, 1, 1]], np.int32)
     step = jax.jit(partial(units.decode, model.config))
-    _, (logits, after) = step(params, state, sampled, plan)
+    _, (logits, after), _ = step(params, state, sampled, plan)
     tokens, healthy = np.asarray(after).tolist()
     assert healthy == np.isfinite(logits).all(axis=1).tolist() == [False, True, False, False]
     assert tokens[1] == np.argmax(logits[1])
