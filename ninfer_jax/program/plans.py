@@ -81,7 +81,12 @@ class DecodePlan:
         xp = self.packed.__array_namespace__()
         runs = (self.write_slots > 0).astype(xp.int32)
         fields = (-runs, self.positions + runs, self.write_slots, self.write_slots, runs)
-        return DecodePlan(xp.concat([xp.stack(fields, axis=1), self.block_tables], axis=1))
+        columns = xp.stack(fields, axis=1)
+        if isinstance(self.packed, np.ndarray):
+            packed = self.packed.copy()
+            packed[:, :5] = columns
+            return DecodePlan(packed)
+        return DecodePlan(self.packed.at[:, :5].set(columns))
 
 
 class Decoded(NamedTuple):
@@ -92,6 +97,8 @@ class Decoded(NamedTuple):
     sampled: Int[Array, "two C"]
     """The token each row sampled last, greedily if in this step, and whether this step's logits were healthy: 0 where
     they held a NaN or no finite value, and the token is meaningless. The samplers return the same of their draws."""
+    draws: Int[Array, "two C"]
+    """For the samplers: the position that each row's sample stands at, and whether it samples (`counted`)."""
 
 
 @flax.struct.dataclass

@@ -72,9 +72,10 @@ class Program:
         rows = limits.max_concurrency
         self._sampler = sampler.new_sampler_state(rows, config.vocab_size)
         self._sampled = jnp.zeros((2, rows), jnp.int32)
-        self._plan = DecodePlan.null(rows, limits.blocks)
-        self._following = self._plan, self._plan
-        """The plan that most likely comes next, on the host and as it is on the device."""
+        self._draws = jnp.zeros((2, rows), jnp.int32)
+        following = DecodePlan.null(rows, limits.blocks)
+        self._following = following, jax.device_put(following, self._device)
+        """The plan that most likely comes next, on the host and on the device."""
         self._tables = BlockTables(limits)
         self._vocab = config.vocab_size
         self._closed = False
@@ -144,13 +145,14 @@ class Program:
             counted[lane] = not row.replay
             tables[lane] = self._tables.row(lane)
         expected, on_device = self._following
-        # A copy to the device takes longer than the rest of a launch, so it is not made for what is there already.
-        self._plan = on_device if np.array_equal(plan.packed, expected.packed) else plan
-        self._state, decoded, following = self._units["decode"](
-            self._params, self._state, self._sampled, self._plan
+        following = plan.following()  # the launch takes the plan away
+        # A launch waits for its copies to the device, so none is made of what is there already.
+        given = on_device if np.array_equal(plan.packed, expected.packed) else plan
+        self._state, on_device, decoded = self._units["decode"](
+            self._params, self._state, given, self._sampled
         )
-        self._following = plan.following(), following
-        self._sampled = decoded.sampled
+        self._following = following, on_device
+        self._sampled, self._draws = decoded.sampled, decoded.draws
         return decoded
 
     def sample_plain(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
@@ -160,14 +162,14 @@ class Program:
           int32 [2, C] on the device, see `Decoded.sampled`.
         """
         self._require_open()
-        self._sampled = self._units["sample_plain"](logits, self._sampled, self._plan, rows)
+        self._sampled = self._units["sample_plain"](logits, self._sampled, self._draws, rows)
         return self._sampled
 
     def sample(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
         """Sample after `decode` with all of every row's own parameters, and count it; returns the same."""
         self._require_open()
         self._sampler, self._sampled = self._units["sample"](
-            self._sampler, logits, self._sampled, self._plan, rows
+            self._sampler, logits, self._sampled, self._draws, rows
         )
         return self._sampled
 
@@ -218,7 +220,7 @@ class Program:
             return
         self._closed = True
         self._transfers.close()
-        del self._state, self._sampler, self._sampled, self._plan, self._following
+        del self._state, self._sampler, self._sampled, self._draws, self._following
         del self._units, self._params, self._transfers
 
     def _require_open(self) -> None:
@@ -241,16 +243,15 @@ class Program:
         wanted: dict[str, Unit] = {}
 
         def want(
-            name: str, unit: Callable[..., Any], *args: Any, donate: int | None = None
+            name: str, unit: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = ()
         ) -> None:
-            donated = () if donate is None else donate
-            wanted[name] = Unit(jax.jit(unit, donate_argnums=donated), args)
+            wanted[name] = Unit(jax.jit(unit, donate_argnums=donate), args)
 
         if self._device.platform == "gpu" and (why := streamed.unfit(config, params, rows)):
             _LOG.warning("decode runs without fused kernels: %s", why)
         # The unit that takes longest comes first: it compiles while others are lowered.
         decode = partial(units.decode, config)
-        want("decode", decode, params, state, self._sampled, self._plan, donate=1)
+        want("decode", decode, params, state, self._following[0], self._sampled, donate=(1, 2))
         for T in self.limits.chunk_buckets:
             chunk = PrefillPlan(
                 tokens=i32(T),
@@ -273,7 +274,7 @@ class Program:
             repetition_penalty=f32(rows),
             seed=_array(jnp.uint32, rows, 2),
         )
-        drawn = (logits, self._sampled, self._plan, sampling)
+        drawn = (logits, self._sampled, self._draws, sampling)
         want("sample_plain", units.sample_plain, *drawn)
         want("sample", units.sample, self._sampler, *drawn, donate=0)
         want("token_logprobs", units.token_logprobs, logits, self._sampled)
@@ -293,7 +294,7 @@ class Program:
             plan = PrefillPlan(np.zeros(T, np.int32), null, null, table, null, null)
             self._state, hidden = self._units[f"prefill/{T}"](self._params, self._state, plan)
             self.prompt_logprobs(hidden, np.zeros(T, np.int32))
-        logits, _ = self.decode(RunDecode(0, ()))
+        logits = self.decode(RunDecode(0, ())).logits
         zeros = np.zeros(rows, np.float32)
         ones, none = np.ones(rows, np.float32), np.zeros(rows, np.int32)
         seed = np.zeros((rows, 2), np.uint32)

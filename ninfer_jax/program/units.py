@@ -44,14 +44,16 @@ def decode(
     config: Qwen3_5Config,
     params: TextParameters,
     state: DeviceState,
-    sampled: Int[Array, "two C"],
     plan: DecodePlan,
-) -> tuple[DeviceState, Decoded, DecodePlan]:
+    sampled: Int[Array, "two C"],
+) -> tuple[DeviceState, DecodePlan, Decoded]:
     """Run one token a row and sample greedily: a step of greedy rows is this one launch.
 
     `sampled` is the last step's, still on the device (`Decoded`). A second executable without the argmax would not pay:
-    it reads the logits once, and lowering a deep model takes seconds. The plan that follows (`DecodePlan.following`) is
-    the third result, for a next step that needs nothing else from the host.
+    it reads the logits once, and lowering a deep model takes seconds.
+
+    The plan becomes the one that follows (`DecodePlan.following`), for a next step that needs nothing from the host. It
+    is donated like the state: what stays in one place costs a launched graph no update.
     """
     # Behind the barrier the fields are arrays of the unit's own: kernels get no windows into the plan, whose alignment
     # they do not expect, and a plan at another address changes few of a GPU's launches.
@@ -66,8 +68,9 @@ def decode(
         logits = trunk.logits(params, hidden)
     greedy, healthy = sampler.greedy(logits)
     kept = jnp.where(plan.counted > 0, greedy, sampled[0])
-    decoded = Decoded(logits, jnp.stack([kept, healthy.astype(jnp.int32)]))
-    return state, decoded, plan.following()
+    sampled = jnp.stack([kept, healthy.astype(jnp.int32)])
+    draws = jnp.stack([plan.positions + 1, plan.counted])
+    return state, plan.following(), Decoded(logits, sampled, draws)
 
 
 def prompt_logprobs(
@@ -85,7 +88,7 @@ def prompt_logprobs(
 def sample_plain(
     logits: Float[Array, "C V"],
     sampled: Int[Array, "two C"],
-    plan: DecodePlan,
+    draws: Int[Array, "two C"],
     rows: SamplingRows,
 ) -> Int[Array, "two C"]:
     """Sampling after `decode` where no row has penalties, bias or truncation: only temperature and seed count.
@@ -93,8 +96,9 @@ def sample_plain(
     Equal to `sample` bit for bit, so a row does not notice which of them its neighbours call for (UN-11). Nothing is
     counted: who has penalties is never here.
     """
-    drawn = sampler.draw(logits, rows, plan.positions + 1)
-    drawing = (plan.counted > 0) & (rows.temperature > 0)
+    positions, counted = draws
+    drawn = sampler.draw(logits, rows, positions)
+    drawing = (counted > 0) & (rows.temperature > 0)
     return jnp.stack([jnp.where(drawing, drawn, sampled[0]), sampled[1]])
 
 
@@ -102,15 +106,15 @@ def sample(
     state: SamplerState,
     logits: Float[Array, "C V"],
     sampled: Int[Array, "two C"],
-    plan: DecodePlan,
+    draws: Int[Array, "two C"],
     rows: SamplingRows,
 ) -> tuple[SamplerState, Int[Array, "two C"]]:
     """Sampling after `decode` with all of every row's parameters.
 
     Rows that are not counted keep their last token and their counts.
     """
-    counted = plan.counted > 0
-    state, tokens = sampler.sample(state, logits, rows, plan.positions + 1, counted)
+    positions, counted = draws[0], draws[1] > 0
+    state, tokens = sampler.sample(state, logits, rows, positions, counted)
     return state, jnp.stack([jnp.where(counted, tokens, sampled[0]), sampled[1]])
 
 

@@ -134,15 +134,16 @@ def test_a_published_slice_ends_the_row(program):
 
 
 def test_a_plan_holds_its_rows_and_nothing_of_the_others(program):
-    """KV-33: one array, a copy of what is published; its fields read back the same in a unit."""
+    """KV-33: one array, a copy of what is published, here one step on; its fields read back the same in a unit."""
     program.publish_table(PublishTable(0, 0, (5,)))
     program.publish_table(PublishTable(2, 0, (3, 7, 8, 9)))
     program.decode(RunDecode(0, (row(2, 200, -1, 6, 4, replay=True),)))
     program.decode(RunDecode(0, (row(2, 201, 17, 4),)))
-    plan = program._plan
+    on_host, plan = program._following
     program.publish_table(PublishTable(2, 0, (1,)))
+    assert np.array_equal(on_host.packed, plan.packed)
     want = {
-        "forced": [0, 0, 17], "positions": [0, 0, 201], "read_slots": [0, 0, 4], "write_slots": [0, 0, 4],
+        "forced": [0, 0, -1], "positions": [0, 0, 202], "read_slots": [0, 0, 4], "write_slots": [0, 0, 4],
         "counted": [0, 0, 1], "block_tables": [[0] * 5, [0] * 5, [3, 7, 8, 9, 0]],
     }  # fmt: skip
     fields = jax.jit(lambda plan: {name: getattr(plan, name) for name in want})(plan)
@@ -211,7 +212,7 @@ def test_a_step_says_which_rows_are_not_finite(model):
     plan.counted[:] = [1, 1, 1, 0]
     sampled = np.array([[8, 9, 5, 5], [1, 1, 1, 1]], np.int32)
     step = jax.jit(partial(units.decode, model.config))
-    _, (logits, after), _ = step(params, state, sampled, plan)
+    _, _, (logits, after, _) = step(params, state, plan, sampled)
     tokens, healthy = np.asarray(after).tolist()
     assert healthy == np.isfinite(logits).all(axis=1).tolist() == [False, True, False, False]
     assert tokens[1] == np.argmax(logits[1])
@@ -229,7 +230,7 @@ def test_lanes_that_sit_out_keep_what_they_sampled(program, model, ids, sampler,
     full = sampler == "full"
 
     def sample(decoded):
-        logits, sampled = decoded
+        logits, sampled, _ = decoded
         if full:
             sampled = program.sample(logits, rows)
         elif sampler == "plain":
@@ -324,7 +325,7 @@ def test_callers_may_change_their_arrays_after_a_call(program, model, ids):
     scored = program.prompt_logprobs(hidden, mine)
     mine[:] = 0
     rows = program.put(neutral(temperature=np.ones(C, np.float32)))
-    logits, _ = program.decode(RunDecode(0, (row(0, 64, 7, 1),)))
+    logits = program.decode(RunDecode(0, (row(0, 64, 7, 1),))).logits
     program.install_row(0, counts=counts, prompt=np.zeros(V, bool), bias=np.zeros(V, np.float32))
     counts[:] = 9
     sampled = program.sample(logits, rows)
@@ -374,7 +375,7 @@ def test_nothing_compiles_after_start(program, ids):
             hidden = program.prefill(RunPrefill(0, 0, 0, 0, size, 1, 2), ids[:size])
             program.prompt_logprobs(hidden, ids[:size])
         for rows in ((), (row(0, 128, -1, 1, 4),)):
-            logits, _ = program.decode(RunDecode(0, rows))
+            logits = program.decode(RunDecode(0, rows)).logits
             program.sample_plain(logits, program.put(neutral()))
             program.sample(logits, program.put(neutral()))
             program.token_logprobs(logits)
@@ -409,7 +410,7 @@ def test_units_change_the_state_in_place(model, name):
         if name == "prefill":
             inputs = (PrefillPlan(i32(64), i32(), i32(), i32(5), i32(), i32()),)
         else:
-            inputs = (i32(2, C), DecodePlan(i32(C, 10)))
+            inputs = (DecodePlan(i32(C, 10)), i32(2, C))
         unit = jax.jit(partial(getattr(units, name), model.config), donate_argnums=1)
         memory = unit.lower(model.params, state, *inputs).compile().memory_analysis()
         return memory.temp_size_in_bytes
@@ -439,7 +440,7 @@ def test_after_close_every_call_says_so(model):
     program = startup.start(model, EngineConfig(**OPTIONS))
     leave = program.start_transfer(RunTransfer(1, (Copy("page", "d2h", 0, 1, 0, 0),)))
     zeros = np.zeros(C, np.int32)
-    logits, _ = program.decode(RunDecode(0, ()))
+    logits = program.decode(RunDecode(0, ())).logits
     program.close()
     program.close()
     assert leave.ready()
