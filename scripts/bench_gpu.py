@@ -197,7 +197,7 @@ def decode_step(
         command = RunDecode(
             i, tuple(DecodeRow(r, r, CONTEXT + i, t, 1 + r, 1 + r) for r, t in enumerate(tokens))
         )
-        logits, sampled, _ = program.decode(command)
+        logits, sampled = program.decode(command)
         return sampled if sampling is None else program.sample_plain(logits, sampling)
 
     return step

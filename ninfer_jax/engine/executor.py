@@ -127,7 +127,7 @@ class Executor:
             scored = scored or request.sampling.logprobs is not None
         self._stats.decode_steps += 1
         self._stats.replayed_tokens += len(order.rows) - sampling
-        logits, sampled, _ = self._program.decode(order)
+        logits, sampled = self._program.decode(order)
         if full:
             sampled = self._program.sample(logits, self.rows.sampling())
         elif drawn:

@@ -30,63 +30,44 @@ class PrefillPlan:
 class DecodePlan:
     """One token for each of C rows. A row that does not run is all zeros: null slots and a table of null pages.
 
-    One array, since every host array that a unit takes is a copy to the device of its own. A row of it holds the fields
-    below in their order, one column each, then its block table. The fields of a host plan are views, to be filled until
-    a unit is launched with it; those of a traced one are slices.
+    Every field is int32 and an argument of its own, which a step turns in place into that of the plan that follows: the
+    kernels of a launched graph read them where they lay before.
     """
 
-    packed: Int[Any, "C W"]
-    """int32, W = 5 + L."""
+    forced: Int[Any, " C"]
+    """Token to run, or -1 for the token the row sampled last."""
+    positions: Int[Any, " C"]
+    """Position of the token that runs; what is sampled stands one further."""
+    read_slots: Int[Any, " C"]
+    """Slot that each row continues from."""
+    write_slots: Int[Any, " C"]
+    """Slot that each row's new state goes to."""
+    counted: Int[Any, " C"]
+    """1 for rows that sample; the others, null or replayed, keep what they sampled last (PR-06)."""
+    sampled: Int[Any, " C"]
+    """`counted` of the plan before: for the samplers, which run after a step and take the plan that follows it."""
+    block_tables: Int[Any, "C L"]
+    """Pages of each row (KV-24)."""
 
     @classmethod
     def null(cls, rows: int, blocks: int) -> DecodePlan:
         """A plan on the host in which no row runs."""
-        return cls(np.zeros((rows, 5 + blocks), np.int32))
-
-    @property
-    def forced(self) -> Int[Any, " C"]:
-        """Token to run, or -1 for the token the row sampled last."""
-        return self.packed[:, 0]
-
-    @property
-    def positions(self) -> Int[Any, " C"]:
-        """Position of the token that runs; what is sampled stands one further."""
-        return self.packed[:, 1]
-
-    @property
-    def read_slots(self) -> Int[Any, " C"]:
-        """Slot that each row continues from."""
-        return self.packed[:, 2]
-
-    @property
-    def write_slots(self) -> Int[Any, " C"]:
-        """Slot that each row's new state goes to."""
-        return self.packed[:, 3]
-
-    @property
-    def counted(self) -> Int[Any, " C"]:
-        """1 for rows that sample; the others, null or replayed, keep what they sampled last (PR-06)."""
-        return self.packed[:, 4]
-
-    @property
-    def block_tables(self) -> Int[Any, "C L"]:
-        """Pages of each row (KV-24)."""
-        return self.packed[:, 5:]
+        of_rows = (np.zeros(rows, np.int32) for _ in range(6))
+        return cls(*of_rows, block_tables=np.zeros((rows, blocks), np.int32))
 
     def following(self) -> DecodePlan:
         """The plan of the same rows one position on: with what they sample now, from the slots they write, counted.
 
         The same on the host and traced: a step also gives the plan that most likely comes next, on the device.
         """
-        xp = self.packed.__array_namespace__()
-        runs = (self.write_slots > 0).astype(xp.int32)
-        fields = (-runs, self.positions + runs, self.write_slots, self.write_slots, runs)
-        columns = xp.stack(fields, axis=1)
-        if isinstance(self.packed, np.ndarray):
-            packed = self.packed.copy()
-            packed[:, :5] = columns
-            return DecodePlan(packed)
-        return DecodePlan(self.packed.at[:, :5].set(columns))
+        runs = (self.write_slots > 0).astype(np.int32)
+        return self.replace(
+            forced=-runs,
+            positions=self.positions + runs,
+            read_slots=self.write_slots,
+            counted=runs,
+            sampled=self.counted,
+        )
 
 
 class Decoded(NamedTuple):
@@ -97,8 +78,6 @@ class Decoded(NamedTuple):
     sampled: Int[Array, "two C"]
     """The token each row sampled last, greedily if in this step, and whether this step's logits were healthy: 0 where
     they held a NaN or no finite value, and the token is meaningless. The samplers return the same of their draws."""
-    draws: Int[Array, "two C"]
-    """For the samplers: the position that each row's sample stands at, and whether it samples (`counted`)."""
 
 
 @flax.struct.dataclass

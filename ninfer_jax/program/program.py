@@ -72,13 +72,12 @@ class Program:
         rows = limits.max_concurrency
         self._sampler = sampler.new_sampler_state(rows, config.vocab_size)
         self._sampled = jnp.zeros((2, rows), jnp.int32)
-        self._draws = jnp.zeros((2, rows), jnp.int32)
         following = DecodePlan.null(rows, limits.blocks)
-        self._following = following, jax.device_put(following, self._device)
+        self._closed = False
+        self._following = following, self.put(following)
         """The plan that most likely comes next, on the host and on the device."""
         self._tables = BlockTables(limits)
         self._vocab = config.vocab_size
-        self._closed = False
         self._transfers = Transfers(limits.layout, self._state, self._device)
         self._compile(config, kept)
         self._run_each_unit_once()
@@ -145,14 +144,15 @@ class Program:
             counted[lane] = not row.replay
             tables[lane] = self._tables.row(lane)
         expected, on_device = self._following
-        following = plan.following()  # the launch takes the plan away
+        plan.sampled[:] = expected.sampled
         # A launch waits for its copies to the device, so none is made of what is there already.
-        given = on_device if np.array_equal(plan.packed, expected.packed) else plan
+        if not jax.tree.all(jax.tree.map(np.array_equal, plan, expected)):
+            on_device = self.put(plan)
         self._state, on_device, decoded = self._units["decode"](
-            self._params, self._state, given, self._sampled
+            self._params, self._state, on_device, self._sampled
         )
-        self._following = following, on_device
-        self._sampled, self._draws = decoded.sampled, decoded.draws
+        self._following = plan.following(), on_device
+        self._sampled = decoded.sampled
         return decoded
 
     def sample_plain(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
@@ -162,14 +162,14 @@ class Program:
           int32 [2, C] on the device, see `Decoded.sampled`.
         """
         self._require_open()
-        self._sampled = self._units["sample_plain"](logits, self._sampled, self._draws, rows)
+        self._sampled = self._units["sample_plain"](logits, self._sampled, self._following[1], rows)
         return self._sampled
 
     def sample(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
         """Sample after `decode` with all of every row's own parameters, and count it; returns the same."""
         self._require_open()
         self._sampler, self._sampled = self._units["sample"](
-            self._sampler, logits, self._sampled, self._draws, rows
+            self._sampler, logits, self._sampled, self._following[1], rows
         )
         return self._sampled
 
@@ -220,7 +220,7 @@ class Program:
             return
         self._closed = True
         self._transfers.close()
-        del self._state, self._sampler, self._sampled, self._draws, self._following
+        del self._state, self._sampler, self._sampled, self._following
         del self._units, self._params, self._transfers
 
     def _require_open(self) -> None:
@@ -250,8 +250,8 @@ class Program:
         if self._device.platform == "gpu" and (why := streamed.unfit(config, params, rows)):
             _LOG.warning("decode runs without fused kernels: %s", why)
         # The unit that takes longest comes first: it compiles while others are lowered.
-        decode = partial(units.decode, config)
-        want("decode", decode, params, state, self._following[0], self._sampled, donate=(1, 2))
+        decode, plan = partial(units.decode, config), self._following[0]
+        want("decode", decode, params, state, plan, self._sampled, donate=(1, 2))
         for T in self.limits.chunk_buckets:
             chunk = PrefillPlan(
                 tokens=i32(T),
@@ -274,7 +274,7 @@ class Program:
             repetition_penalty=f32(rows),
             seed=_array(jnp.uint32, rows, 2),
         )
-        drawn = (logits, self._sampled, self._draws, sampling)
+        drawn = (logits, self._sampled, plan, sampling)
         want("sample_plain", units.sample_plain, *drawn)
         want("sample", units.sample, self._sampler, *drawn, donate=0)
         want("token_logprobs", units.token_logprobs, logits, self._sampled)

@@ -53,14 +53,10 @@ def decode(
     it reads the logits once, and lowering a deep model takes seconds.
 
     The plan becomes the one that follows (`DecodePlan.following`), for a next step that needs nothing from the host. It
-    is donated like the state: what stays in one place costs a launched graph no update.
+    is donated like the state: what stays in its place costs a launched graph no update.
     """
-    # Behind the barrier the fields are arrays of the unit's own: kernels get no windows into the plan, whose alignment
-    # they do not expect, and a plan at another address changes few of a GPU's launches.
-    forced, *rows = jax.lax.optimization_barrier(
-        (plan.forced, plan.positions, plan.block_tables, plan.write_slots, plan.read_slots)
-    )
-    tokens = jnp.where(forced >= 0, forced, sampled[0])
+    tokens = jnp.where(plan.forced >= 0, plan.forced, sampled[0])
+    rows = (plan.positions, plan.block_tables, plan.write_slots, plan.read_slots)
     if streamed.unfit(config, params, len(tokens)) is None:
         state, logits = streamed.decode(config, params, state, tokens, *rows)
     else:
@@ -69,8 +65,7 @@ def decode(
     greedy, healthy = sampler.greedy(logits)
     kept = jnp.where(plan.counted > 0, greedy, sampled[0])
     sampled = jnp.stack([kept, healthy.astype(jnp.int32)])
-    draws = jnp.stack([plan.positions + 1, plan.counted])
-    return state, plan.following(), Decoded(logits, sampled, draws)
+    return state, plan.following(), Decoded(logits, sampled)
 
 
 def prompt_logprobs(
@@ -88,17 +83,16 @@ def prompt_logprobs(
 def sample_plain(
     logits: Float[Array, "C V"],
     sampled: Int[Array, "two C"],
-    draws: Int[Array, "two C"],
+    following: DecodePlan,
     rows: SamplingRows,
 ) -> Int[Array, "two C"]:
-    """Sampling after `decode` where no row has penalties, bias or truncation: only temperature and seed count.
+    """Sampling where no row has penalties, bias or truncation: only temperature and seed count.
 
-    Equal to `sample` bit for bit, so a row does not notice which of them its neighbours call for (UN-11). Nothing is
-    counted: who has penalties is never here.
+    `following` and the arrays before it are what `decode` gave. Equal to `sample` bit for bit, so a row does not notice
+    which of them its neighbours call for (UN-11). Nothing is counted: who has penalties is never here.
     """
-    positions, counted = draws
-    drawn = sampler.draw(logits, rows, positions)
-    drawing = (counted > 0) & (rows.temperature > 0)
+    drawn = sampler.draw(logits, rows, following.positions)
+    drawing = (following.sampled > 0) & (rows.temperature > 0)
     return jnp.stack([jnp.where(drawing, drawn, sampled[0]), sampled[1]])
 
 
@@ -106,16 +100,16 @@ def sample(
     state: SamplerState,
     logits: Float[Array, "C V"],
     sampled: Int[Array, "two C"],
-    draws: Int[Array, "two C"],
+    following: DecodePlan,
     rows: SamplingRows,
 ) -> tuple[SamplerState, Int[Array, "two C"]]:
     """Sampling after `decode` with all of every row's parameters.
 
     Rows that are not counted keep their last token and their counts.
     """
-    positions, counted = draws[0], draws[1] > 0
-    state, tokens = sampler.sample(state, logits, rows, positions, counted)
-    return state, jnp.stack([jnp.where(counted, tokens, sampled[0]), sampled[1]])
+    sampling = following.sampled > 0
+    state, tokens = sampler.sample(state, logits, rows, following.positions, sampling)
+    return state, jnp.stack([jnp.where(sampling, tokens, sampled[0]), sampled[1]])
 
 
 def token_logprobs(logits: Float[Array, "C V"], sampled: Int[Array, "two C"]) -> TokenLogprobs:

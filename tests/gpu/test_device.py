@@ -7,7 +7,7 @@ from transfer_cases import PAGES, Machinery, copy, random_batch
 
 import ninfer_jax as nj
 from ninfer_jax.program import sampler, startup, units
-from ninfer_jax.program.plans import SamplingRows
+from ninfer_jax.program.plans import DecodePlan, SamplingRows
 from scripts.parity import compare
 
 pytestmark = pytest.mark.gpu
@@ -59,12 +59,13 @@ def test_plain_sampling_draws_what_full_sampling_does():
     plain, full = jax.jit(units.sample_plain), jax.jit(units.sample)
     for position in range(50):
         logits = jax.numpy.asarray(3 * rng.standard_normal((B, V), np.float32))
-        draws = np.stack([np.full(B, position), np.ones(B)]).astype(np.int32)
+        plan = DecodePlan.null(B, 1)
+        plan.positions[:], plan.sampled[:] = position, 1
         sampled = np.stack([np.argmax(logits, axis=1), ones]).astype(np.int32)
         assert np.array_equal(sampler.greedy(logits)[0], sampled[0])
-        got = np.asarray(plain(logits, sampled, draws, rows))
-        assert np.array_equal(got, full(state, logits, sampled, draws, rows)[1])
-        mixed = np.asarray(full(state, logits, sampled, draws, truncated)[1])
+        got = np.asarray(plain(logits, sampled, plan, rows))
+        assert np.array_equal(got, full(state, logits, sampled, plan, rows)[1])
+        mixed = np.asarray(full(state, logits, sampled, plan, truncated)[1])
         assert np.array_equal(np.delete(got, 6, axis=1), np.delete(mixed, 6, axis=1))
 
 

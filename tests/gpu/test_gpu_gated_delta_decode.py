@@ -117,6 +117,8 @@ def test_verification_equals_float64_steps(nv, T):
     values = several_tokens(DecodeShape(B=2, nv=nv, S=3, G=2), T)
     verify = jax.jit(lambda v: gated_delta_verify(**v, eps=EPS, implementation="pallas"))
     out, records = verify(values)
+    for _ in range(100):  # warpgroups that run into each other do so now and then
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, (out, records), verify(values)))
     want, states = oracle_steps(values, eps=EPS, rounded=True)
     error = np.linalg.norm(np.asarray(out.astype(jnp.float32)) - want)
     assert error <= 1e-2 * np.linalg.norm(want)

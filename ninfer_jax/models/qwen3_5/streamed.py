@@ -78,7 +78,7 @@ def decode(
     seen = {"linear_attention": 0, "full_attention": 0, "dense": 0, "moe": 0}
     running = (slots > 0).astype(jnp.int32)
     cos, sin = layers.rope_tables(positions[:, None], config.rotary_dim, config.rope_theta)
-    choosing = jnp.pad(running, (0, ROWS - B))
+    choosing = None if params.sparse_mlp is None else jnp.pad(running, (0, ROWS - B))
     where = (block_tables, positions, running, cos[:, 0], sin[:, 0], slots, read_slots)
 
     stream = jnp.pad(params.embed[tokens], ((0, ROWS - B), (0, 0))).T
@@ -183,7 +183,7 @@ def _chain(
     stream: Array,
     weights: Any,
     index: Array,
-    running: Array,
+    running: Array | None,
 ) -> tuple[Array, Array]:
     """A last projection's result, and the residual stream.
 
