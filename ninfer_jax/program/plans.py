@@ -74,7 +74,7 @@ class Decoded(NamedTuple):
     """Results of a decode step."""
 
     logits: Float[Array, "C V"]
-    """float32."""
+    """float32; the next step takes their memory."""
     sampled: Int[Array, "two C"]
     """The token each row sampled last, greedily if in this step, and whether this step's logits were healthy: 0 where
     they held a NaN or no finite value, and the token is meaningless. The samplers return the same of their draws."""

@@ -72,6 +72,7 @@ class Program:
         rows = limits.max_concurrency
         self._sampler = sampler.new_sampler_state(rows, config.vocab_size)
         self._sampled = jnp.zeros((2, rows), jnp.int32)
+        self._logits = jnp.zeros((rows, config.vocab_size), jnp.float32)
         following = DecodePlan.null(rows, limits.blocks)
         self._closed = False
         self._following = following, self.put(following)
@@ -127,7 +128,8 @@ class Program:
 
         Returns:
           float32 logits [C, V] and greedy tokens, on the device. Lanes that did not run, or ran as replay, keep what
-          they sampled last. Before the next `decode`, the logits may be given to a sampler, whose tokens count then.
+          they sampled last. Until the next `decode`, which takes their memory, the logits may be given to a sampler,
+          whose tokens count then.
         """
         self._require_open()
         plan = DecodePlan.null(self.limits.max_concurrency, self.limits.blocks)
@@ -149,10 +151,10 @@ class Program:
         if not jax.tree.all(jax.tree.map(np.array_equal, plan, expected)):
             on_device = self.put(plan)
         self._state, on_device, decoded = self._units["decode"](
-            self._params, self._state, on_device, self._sampled
+            self._params, self._state, on_device, self._logits, self._sampled
         )
         self._following = plan.following(), on_device
-        self._sampled = decoded.sampled
+        self._logits, self._sampled = decoded
         return decoded
 
     def sample_plain(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
@@ -220,7 +222,7 @@ class Program:
             return
         self._closed = True
         self._transfers.close()
-        del self._state, self._sampler, self._sampled, self._following
+        del self._state, self._sampler, self._sampled, self._logits, self._following
         del self._units, self._params, self._transfers
 
     def _require_open(self) -> None:
@@ -239,19 +241,20 @@ class Program:
         rows, blocks, vocab = self.limits.max_concurrency, self.limits.blocks, self._vocab
         i32, f32 = partial(_array, jnp.int32), partial(_array, jnp.float32)
         params, state = self._params, self._state
-        logits = f32(rows, vocab)
+        logits = self._logits
         wanted: dict[str, Unit] = {}
 
         def want(
             name: str, unit: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = ()
         ) -> None:
-            wanted[name] = Unit(jax.jit(unit, donate_argnums=donate), args)
+            # Unused arguments are kept: of some only the memory is wanted.
+            wanted[name] = Unit(jax.jit(unit, donate_argnums=donate, keep_unused=True), args)
 
         if self._device.platform == "gpu" and (why := streamed.unfit(config, params, rows)):
             _LOG.warning("decode runs without fused kernels: %s", why)
         # The unit that takes longest comes first: it compiles while others are lowered.
         decode, plan = partial(units.decode, config), self._following[0]
-        want("decode", decode, params, state, plan, self._sampled, donate=(1, 2))
+        want("decode", decode, params, state, plan, logits, self._sampled, donate=(1, 2, 3))
         for T in self.limits.chunk_buckets:
             chunk = PrefillPlan(
                 tokens=i32(T),

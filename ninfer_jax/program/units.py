@@ -45,6 +45,7 @@ def decode(
     params: TextParameters,
     state: DeviceState,
     plan: DecodePlan,
+    logits: Float[Array, "C V"],
     sampled: Int[Array, "two C"],
 ) -> tuple[DeviceState, DecodePlan, Decoded]:
     """Run one token a row and sample greedily: a step of greedy rows is this one launch.
@@ -53,8 +54,10 @@ def decode(
     it reads the logits once, and lowering a deep model takes seconds.
 
     The plan becomes the one that follows (`DecodePlan.following`), for a next step that needs nothing from the host. It
-    is donated like the state: what stays in its place costs a launched graph no update.
+    is donated like the state, and so are the logits of the last step, whose memory is all that counts: what stays in
+    its place costs a launched graph no update, and XLA keeps values of every layer where the logits will be.
     """
+    del logits
     tokens = jnp.where(plan.forced >= 0, plan.forced, sampled[0])
     rows = (plan.positions, plan.block_tables, plan.write_slots, plan.read_slots)
     if streamed.unfit(config, params, len(tokens)) is None:

@@ -92,7 +92,8 @@ def run(program):
             DecodeRow(0, i, position, 7 if position == 50 else -1, i + 1, i + 1) for i in (0, 1)
         ]
         step = program.decode(RunDecode(0, tuple(lanes)))
-        out += [step, program.sample(step.logits, sampling)]
+        drawn = program.sample(step.logits, sampling)
+        out += jax.tree.map(np.asarray, [step, drawn])  # the next step takes the memory of these logits
     return [np.asarray(x).tobytes() for x in jax.tree.leaves((out, program._state))]
 
 

@@ -210,7 +210,9 @@ def test_a_step_says_which_rows_are_not_finite(model):
     plan.counted[:] = [1, 1, 1, 0]
     sampled = np.array([[8, 9, 5, 5], [1, 1, 1, 1]], np.int32)
     step = jax.jit(partial(units.decode, model.config))
-    _, _, (logits, after) = step(params, state, plan, sampled)
+    _, _, (logits, after) = step(
+        params, state, plan, np.zeros((4, model.config.vocab_size), np.float32), sampled
+    )
     tokens, healthy = np.asarray(after).tolist()
     assert healthy == np.isfinite(logits).all(axis=1).tolist() == [False, True, False, False]
     assert tokens[1] == np.argmax(logits[1])
@@ -409,7 +411,8 @@ def test_units_change_the_state_in_place(model, name):
             inputs = (PrefillPlan(i32(64), i32(), i32(), i32(5), i32(), i32()),)
         else:
             of_rows = [i32(C)] * 6
-            inputs = (DecodePlan(*of_rows, i32(C, 10)), i32(2, C))
+            logits = jax.ShapeDtypeStruct((C, model.config.vocab_size), np.float32)
+            inputs = (DecodePlan(*of_rows, i32(C, 10)), logits, i32(2, C))
         unit = jax.jit(partial(getattr(units, name), model.config), donate_argnums=1)
         memory = unit.lower(model.params, state, *inputs).compile().memory_analysis()
         return memory.temp_size_in_bytes
