@@ -150,30 +150,32 @@ class Program:
         # A launch waits for its copies to the device, so none is made of what is there already.
         if not jax.tree.all(jax.tree.map(np.array_equal, plan, expected)):
             on_device = self.put(plan)
-        self._state, on_device, decoded = self._units["decode"](
+        self._state, on_device, self._sampled, decoded = self._units["decode"](
             self._params, self._state, on_device, self._logits, self._sampled
         )
         self._following = plan.following(), on_device
-        self._logits, self._sampled = decoded
+        self._logits = decoded.logits
         return decoded
 
     def sample_plain(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
         """Sample after `decode` where no row asks for more than temperature and seed: the draws of `sample`, for less.
 
         Returns:
-          int32 [2, C] on the device, see `Decoded.sampled`.
+          int32 [2, C], see `Decoded.sampled`.
         """
         self._require_open()
-        self._sampled = self._units["sample_plain"](logits, self._sampled, self._following[1], rows)
-        return self._sampled
+        self._sampled, told = self._units["sample_plain"](
+            logits, self._sampled, self._following[1], rows
+        )
+        return told
 
     def sample(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
         """Sample after `decode` with all of every row's own parameters, and count it; returns the same."""
         self._require_open()
-        self._sampler, self._sampled = self._units["sample"](
+        self._sampler, self._sampled, told = self._units["sample"](
             self._sampler, logits, self._sampled, self._following[1], rows
         )
-        return self._sampled
+        return told
 
     def token_logprobs(self, logits: jax.Array) -> TokenLogprobs:
         """Log-probabilities of the tokens that were sampled last, [C], on the device."""

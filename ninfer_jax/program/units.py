@@ -47,15 +47,20 @@ def decode(
     plan: DecodePlan,
     logits: Float[Array, "C V"],
     sampled: Int[Array, "two C"],
-) -> tuple[DeviceState, DecodePlan, Decoded]:
+) -> tuple[DeviceState, DecodePlan, Int[Array, "two C"], Decoded]:
     """Run one token a row and sample greedily: a step of greedy rows is this one launch.
 
-    `sampled` is the last step's, still on the device (`Decoded`). A second executable without the argmax would not pay:
-    it reads the logits once, and lowering a deep model takes seconds.
+    A second executable without the argmax would not pay: it reads the logits once, and lowering a deep model takes
+    seconds. What a launched graph finds in another place than last time has to be updated in it, so all that can stay
+    in its place is donated: the plan, which becomes the one that follows (`DecodePlan.following`), for a next step that
+    needs nothing from the host, and the logits of the last step, of which only the memory is wanted. XLA keeps values
+    of every layer where the logits will be.
 
-    The plan becomes the one that follows (`DecodePlan.following`), for a next step that needs nothing from the host. It
-    is donated like the state, and so are the logits of the last step, whose memory is all that counts: what stays in
-    its place costs a launched graph no update, and XLA keeps values of every layer where the logits will be.
+    Args:
+      sampled: tokens and health of the last step (`Decoded.sampled`), on the device.
+
+    Returns:
+      State, plan and `sampled` for the next step, and what the host gets.
     """
     del logits
     tokens = jnp.where(plan.forced >= 0, plan.forced, sampled[0])
@@ -68,7 +73,11 @@ def decode(
     greedy, healthy = sampler.greedy(logits)
     kept = jnp.where(plan.counted > 0, greedy, sampled[0])
     sampled = jnp.stack([kept, healthy.astype(jnp.int32)])
-    return state, plan.following(), Decoded(logits, sampled)
+    return state, plan.following(), sampled, Decoded(logits, _on_host(sampled))
+
+
+def _on_host(x: Array) -> Array:
+    return jax.device_put(x, jax.memory.Space.Host)
 
 
 def prompt_logprobs(
@@ -88,15 +97,19 @@ def sample_plain(
     sampled: Int[Array, "two C"],
     following: DecodePlan,
     rows: SamplingRows,
-) -> Int[Array, "two C"]:
+) -> tuple[Int[Array, "two C"], Int[Array, "two C"]]:
     """Sampling where no row has penalties, bias or truncation: only temperature and seed count.
 
     `following` and the arrays before it are what `decode` gave. Equal to `sample` bit for bit, so a row does not notice
     which of them its neighbours call for (UN-11). Nothing is counted: who has penalties is never here.
+
+    Returns:
+      `sampled` of the next step, on the device and on the host.
     """
     drawn = sampler.draw(logits, rows, following.positions)
     drawing = (following.sampled > 0) & (rows.temperature > 0)
-    return jnp.stack([jnp.where(drawing, drawn, sampled[0]), sampled[1]])
+    sampled = jnp.stack([jnp.where(drawing, drawn, sampled[0]), sampled[1]])
+    return sampled, _on_host(sampled)
 
 
 def sample(
@@ -105,14 +118,15 @@ def sample(
     sampled: Int[Array, "two C"],
     following: DecodePlan,
     rows: SamplingRows,
-) -> tuple[SamplerState, Int[Array, "two C"]]:
-    """Sampling after `decode` with all of every row's parameters.
+) -> tuple[SamplerState, Int[Array, "two C"], Int[Array, "two C"]]:
+    """Sampling after `decode` with all of every row's parameters; returns what `sample_plain` does after its state.
 
     Rows that are not counted keep their last token and their counts.
     """
     sampling = following.sampled > 0
     state, tokens = sampler.sample(state, logits, rows, following.positions, sampling)
-    return state, jnp.stack([jnp.where(sampling, tokens, sampled[0]), sampled[1]])
+    sampled = jnp.stack([jnp.where(sampling, tokens, sampled[0]), sampled[1]])
+    return state, sampled, _on_host(sampled)
 
 
 def token_logprobs(logits: Float[Array, "C V"], sampled: Int[Array, "two C"]) -> TokenLogprobs:

@@ -63,9 +63,9 @@ def test_plain_sampling_draws_what_full_sampling_does():
         plan.positions[:], plan.sampled[:] = position, 1
         sampled = np.stack([np.argmax(logits, axis=1), ones]).astype(np.int32)
         assert np.array_equal(sampler.greedy(logits)[0], sampled[0])
-        got = np.asarray(plain(logits, sampled, plan, rows))
-        assert np.array_equal(got, full(state, logits, sampled, plan, rows)[1])
-        mixed = np.asarray(full(state, logits, sampled, plan, truncated)[1])
+        got = np.asarray(plain(logits, sampled, plan, rows)[1])
+        assert np.array_equal(got, full(state, logits, sampled, plan, rows)[2])
+        mixed = np.asarray(full(state, logits, sampled, plan, truncated)[2])
         assert np.array_equal(np.delete(got, 6, axis=1), np.delete(mixed, 6, axis=1))
 
 

@@ -210,7 +210,7 @@ def test_a_step_says_which_rows_are_not_finite(model):
     plan.counted[:] = [1, 1, 1, 0]
     sampled = np.array([[8, 9, 5, 5], [1, 1, 1, 1]], np.int32)
     step = jax.jit(partial(units.decode, model.config))
-    _, _, (logits, after) = step(
+    *_, (logits, after) = step(
         params, state, plan, np.zeros((4, model.config.vocab_size), np.float32), sampled
     )
     tokens, healthy = np.asarray(after).tolist()
