@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,35 @@ def seconds_in_turn(
         jax.block_until_ready(carry)
         times.append((time.perf_counter() - begin) / calls)
     return statistics.median(times)
+
+
+def device_events(run: Callable[[], Any]) -> list[tuple[float, float, str]]:
+    """Kernels of the device while `run` runs, in turn: start and duration in nanoseconds, and name.
+
+    Raises:
+      RuntimeError: the profile shows no kernels.
+    """
+    events: list[tuple[float, float, str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(run())
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+            for line in plane.lines if "GPU" in plane.name else ():
+                if "Compute" in line.name:  # the stream of the kernels, whatever else runs on it
+                    events += [(e.start_ns, e.duration_ns, e.name) for e in line.events]
+    if not events:
+        raise RuntimeError("the profile shows no kernels")
+    return sorted(events)
+
+
+def device_seconds(run: Callable[[Any], Any], carry: Any) -> float:
+    """Time from the start of a call's first kernel to the end of its last one, for a call that takes the last one's
+    result. However late the host launches a call, its own kernels follow each other."""
+    carry = jax.block_until_ready(run(run(carry)))
+    events = device_events(lambda: run(run(carry)))
+    second = events[len(events) // 2 :]
+    return (max(start + duration for start, duration, _ in second) - second[0][0]) / 1e9
 
 
 def copy_bandwidth() -> float:

@@ -52,6 +52,7 @@ from ninfer_jax.models.model import Model
 from ninfer_jax.program import startup
 from ninfer_jax.program.plans import SamplingRows
 from ninfer_jax.program.program import Program
+from pallas_kernels.measuring import device_events
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill
 from scripts.provenance import measured_with
 
@@ -224,17 +225,7 @@ def kernel_times(program: Program, rows: int) -> dict[str, Any]:
     """Share of the time that the device idles in decode steps, and microseconds of the kernels that take longest."""
     step, steps = decode_step(program, rows), 8
     run_steps(step, 0, 5)
-    events: list[tuple[float, float, str]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            run_steps(step, 5, steps)
-        (path,) = Path(folder).rglob("*.xplane.pb")
-        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-            for line in plane.lines if "GPU" in plane.name else ():
-                if "Compute" in line.name:  # the stream of the kernels, whatever else runs on it
-                    events += [(e.start_ns, e.duration_ns, e.name) for e in line.events]
-    if not events:
-        raise RuntimeError("the profile shows no kernels")
+    events = device_events(lambda: run_steps(step, 5, steps))
     taken: dict[str, float] = {}
     for _, duration, name in events:
         taken[name] = taken.get(name, 0.0) + duration

@@ -16,7 +16,12 @@ from pallas_kernels.decode_chain import kernel
 from pallas_kernels.decode_chain.api import chain
 from pallas_kernels.decode_chain.shapes import SHAPES, Shape, random_inputs, random_weights
 from pallas_kernels.decode_chain.stages import Product
-from pallas_kernels.measuring import copy_bandwidth, last_timeline, report_bytes, seconds_in_turn
+from pallas_kernels.measuring import (
+    copy_bandwidth,
+    device_seconds,
+    last_timeline,
+    report_bytes,
+)
 
 _WALK_BYTES = 200_000_000
 """Weights that one pass over the layers reads at least: over 3 times the L2 cache of an H200."""
@@ -56,7 +61,7 @@ def measure(shape: Shape, implementation: Any) -> float:
         return carry
 
     again = lambda carry: run(carry, weights)  # noqa: E731
-    return seconds_in_turn(again, (*random_inputs(shape), None), calls=8) / calls
+    return device_seconds(again, (*random_inputs(shape), None)) / calls
 
 
 def trace(shape: Shape, folder: str) -> None:

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 
 from pallas_kernels.gated_delta.api import gated_delta_decode
 from pallas_kernels.gated_delta.decode_shapes import SHAPES, DecodeShape, random_arguments
-from pallas_kernels.measuring import copy_bandwidth, report_bytes, seconds_in_turn
+from pallas_kernels.measuring import copy_bandwidth, device_seconds, report_bytes
 
 _WALK_BYTES = 150_000_000
 """State that one pass over the layers reads at least: 2.5 times the L2 cache of an H200."""
 _CALLS = 48
-"""Calls of one executable at least, so that launching it does not count."""
+"""Calls of one executable at least, so that its first one does not count."""
 
 
 def measure(shape: DecodeShape, implementation: Any) -> float:
@@ -56,7 +56,7 @@ def measure(shape: DecodeShape, implementation: Any) -> float:
         return pools, outs
 
     again = lambda carry: run(carry[0], values)  # noqa: E731
-    return seconds_in_turn(again, (pools, None), calls=8) / calls
+    return device_seconds(again, (pools, None)) / calls
 
 
 def main(names: list[str]) -> None:
