@@ -22,6 +22,12 @@ def not_hopper() -> str | None:
     return None
 
 
+def multiprocessors() -> int:
+    """Multiprocessors of the default device; those of an H200 where it is no GPU (to lower without one)."""
+    device = jax.local_devices()[0]
+    return int(device.core_count) if device.platform == "gpu" else 132
+
+
 def takes_kernel(op: str, implementation: Implementation, unavailable: str | None) -> bool:
     """Whether an op runs its GPU kernel; the reference otherwise.
 

@@ -44,10 +44,10 @@ from pallas_kernels.decode_chain.stages import (
     Norm,
     Product,
     Stage,
-    multiprocessors,
     normed,
     unfit_experts,
 )
+from pallas_kernels.dispatch import multiprocessors
 from pallas_kernels.mosaic import fence_copy_engine, read, timeline
 
 

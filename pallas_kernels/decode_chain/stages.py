@@ -17,8 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
+
+from pallas_kernels.dispatch import multiprocessors
 
 ROWS = 8
 """Rows that a chain computes; those that mean nothing may hold anything."""
@@ -30,12 +31,6 @@ MOST_HIDDEN = 128 * TILE
 MOST_CHOSEN = 11
 """Experts a row: their lists have this room in shared memory beside the ring."""
 KINDS = ("rows", "swiglu", "add")
-
-
-def multiprocessors() -> int:
-    """Multiprocessors of the default device; those of an H200 where it is no GPU (to lower without one)."""
-    device = jax.local_devices()[0]
-    return int(device.core_count) if device.platform == "gpu" else 132
 
 
 class _Cut:

@@ -1,16 +1,19 @@
 """The fused decode step of Gated DeltaNet for Hopper: one token of each row, state and window updated in place.
 
-Work is split as (row, key head, part): the value heads that share a key head, and the pieces of dv of each, form one
-cluster. Every block computes the short convolution of its own 3 * 128 channels; a column of the state needs nothing
-from another column, so a piece works alone until the norm over dv. The convolution windows of q and k are read by all
-parts of a cluster and written by its first one after a cluster barrier.
+Work is split as (row, key head, part). Many rows have one part: a block takes all value heads of a key head. It starts
+the copies of all their states into shared memory, convolves and computes gates meanwhile, and then updates head after
+head and sends each back. Where at most half of the rows run, the blocks of the others help: they take some of the heads
+of a row that runs. Whoever helps has read the windows of q and k before they are written, which a counter tells.
 
-Sums over dk are taken in one order, whatever the number of rows or pieces.
+Few rows have more parts, which form a cluster: the value heads that share a key head, or halves of dv of each. A column
+of the state needs nothing from another column, so a half works alone until the norm over dv. The convolution windows of
+q and k are read by all parts of a cluster and written by its first one after a cluster barrier.
+
+Sums over dk are taken in one order, whatever the number of rows or parts.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -18,6 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.dispatch import multiprocessors
 from pallas_kernels.gated_delta.kernel_parts import (
     COLUMNS,
     MOST_PARTS,
@@ -31,24 +35,53 @@ from pallas_kernels.gated_delta.kernel_parts import (
     unit,
 )
 
+_MOST_STAGED = 3
+"""Heads whose states fit shared memory together."""
 
-@dataclasses.dataclass(frozen=True)
-class Tuning:
-    """How one call is laid out on the device; every choice does the same operations in the same order.
 
-    pieces: blocks that share one value head, 1 or 2.
-    tma: the state comes through shared memory instead of straight into registers.
+def choose_parts(B: int, nk: int, r: int) -> int:
+    """Blocks that share a key head, for r value heads a key head; what keeps the memory of an H200 busiest.
+
+    Returns:
+      1 where that gives half of the 132 multiprocessors a block; else 2 r, or r where a cluster has no room for more.
     """
+    if B * nk >= 64 and r <= _MOST_STAGED:
+        return 1
+    return 2 * r if 2 * r <= MOST_PARTS else r
 
-    pieces: int = 1
-    tma: bool = False
 
+def shared_out(
+    read_slots: jax.Array, write_slots: jax.Array, continues: jax.Array, heads: int, help: bool
+) -> jax.Array:
+    """What the blocks of each row do, for any key head of `heads` value heads.
 
-def choose(B: int, nk: int, nv: int) -> Tuning:
-    """What was fastest on an H200 (132 multiprocessors): pieces where whole heads leave half of it idle, else TMA."""
-    if B * nv <= 64 and 2 * (nv // nk) <= MOST_PARTS:
-        return Tuning(pieces=2)
-    return Tuning(tma=True)
+    A row that runs (one with a write slot other than 0) has its own blocks. With `help` the blocks of other rows go
+    round the rows that run, until each head of these has a block.
+
+    Returns:
+      int32 [B, 7], a line for the blocks of each row: the row they work for; its slot to read, slot to write (0: they
+      do nothing) and whether it continues; the first head they take, how many further on the next one is, and how many.
+    """
+    # Row by row, without sums and sorts over rows: XLA makes one small kernel of it, for all layers of a step.
+    B = len(write_slots)
+    own = jnp.arange(B, dtype=jnp.int32)
+    runs = [write_slots[b] != 0 for b in range(B)]
+    running = jnp.maximum(sum(x.astype(jnp.int32) for x in runs), 1)
+    idle_before = sum(((own > b) & ~x).astype(jnp.int32) for b, x in enumerate(runs))
+    own_runs = write_slots != 0
+    stride = jnp.clip(B // running, 1, heads if help else 1)
+    first = jnp.where(own_runs, 0, 1 + idle_before // running)
+    row, read, write, goes_on = own, read_slots, jnp.zeros_like(own), continues.astype(jnp.int32)
+    rank = jnp.int32(0)  # of row b among those that run
+    for b, b_runs in enumerate(runs):
+        works_for = jnp.where(own_runs, own == b, (rank == idle_before % running) & b_runs)
+        row = jnp.where(works_for, b, row)
+        read = jnp.where(works_for, read_slots[b], read)
+        write = jnp.where(works_for & (first < stride), write_slots[b], write)
+        goes_on = jnp.where(works_for, continues[b].astype(jnp.int32), goes_on)
+        rank += b_runs.astype(jnp.int32)
+    count = (heads - first + stride - 1) // stride
+    return jnp.stack([row, read, write, goes_on, first, jnp.broadcast_to(stride, (B,)), count], 1)
 
 
 def gated_delta_decode(
@@ -65,28 +98,30 @@ def gated_delta_decode(
     continues: jax.Array,
     *,
     eps: float,
-    tuning: Tuning | None = None,
+    parts: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """See `api.gated_delta_decode`."""
+    """See `api.gated_delta_decode`; `parts` is 1, r or 2 r, and changes no bit of the result."""
     B = read_slots.shape[0]
     nv = dt_bias.shape[1]
     nk = (conv.shape[1] - nv * D) // (2 * D)
     r = nv // nk
     gates_at = (2 * nk + 2 * nv) * D
-    tuning = tuning or choose(B, nk, nv)
-    N, pieces = COLUMNS, tuning.pieces
-    groups, parts = D // (N * pieces), r * pieces
+    parts = parts or choose_parts(B, nk, r)
+    # Of a block: its value heads, whether it has half of one, and its warpgroups.
+    whole = parts == 1
+    heads, pieces = r if whole else 1, max(1, parts // r)
+    N, groups = COLUMNS, D // (COLUMNS * pieces)
     # The interpreter has no clusters: there the windows of q and k stay as they are if value heads share them.
     cluster = parts > 1 and not interpret
+    # Nor has it counters in device memory. At most half of the blocks wait for others, which must have room to run.
+    helped = whole and r > 1 and B * nk // 2 < multiprocessors() and not interpret
     layouts = Layouts(N, interpret)
     load = layouts.load
 
     def body(
         layer_ref: Any,
-        read_ref: Any,
-        write_ref: Any,
-        continues_ref: Any,
+        work_ref: Any,
         projected_ref: Any,
         conv_ref: Any,
         dt_bias_ref: Any,
@@ -96,6 +131,7 @@ def gated_delta_decode(
         state_ref: Any,
         out_ref: Any,
         mixed: Any,
+        raw_gates: Any,
         outputs: Any,
         mine: Any,
         staged: Any,
@@ -103,13 +139,28 @@ def gated_delta_decode(
         block_barrier: Any,
         cluster_barrier: Any,
     ) -> None:
-        row, key = jax.lax.axis_index("row"), jax.lax.axis_index("key")
+        own, key = jax.lax.axis_index("row"), jax.lax.axis_index("key")
         part = jax.lax.axis_index("part") if parts > 1 else 0
         wg = jax.lax.axis_index("wg")
-        head, piece = key * r + part // pieces, part % pieces
+        layer = layer_ref[0]
+        row, read, write, continues, first_of_row, stride, count = (
+            work_ref[own, i] for i in range(7)
+        )
+        piece = part % pieces
+        own_head = key * r + part // pieces
+        first_head = own_head + first_of_row
         column = (piece * groups + wg) * N
-        layer, read, write = layer_ref[0], read_ref[row], write_ref[row]
-        continues = continues_ref[row]
+        owns = first_of_row == 0
+        if helped:
+            readers = pl.get_global(plgpu.SemaphoreType.REGULAR((B * nk,))).at[row * nk + key]
+
+        def head_of(i: Any) -> Any:
+            """Where it has fewer heads than it has room for, the last one again."""
+            return first_head + jnp.minimum(i, count - 1) * stride
+
+        def mine_of(count: int) -> list[Any]:
+            """Which of `count` things this warpgroup does; where they are too few, the last one again."""
+            return [jnp.minimum(wg + i * groups, count - 1) for i in range(-(-count // groups))]
 
         def sync_block() -> None:
             if groups > 1:
@@ -127,22 +178,35 @@ def gated_delta_decode(
                 kept = jnp.broadcast_to(continues, x.shape) != 0
                 return jnp.where(kept, x, jnp.zeros_like(x))
 
-            here = state_ref.at[read, layer, head, :, pl.ds(column, N)]
-            if tuning.tma:
-                plgpu.copy_gmem_to_smem(here, staged.at[wg], arrived.at[wg])
-            else:
-                state = load(here, layouts.tile)
-            bias, log_rate = dt_bias_ref[layer, head], a_log_ref[layer, head]
-            weight = load(norm_ref.at[layer], layouts.everywhere())
+            def tile_of(slot: Any, i: Any) -> Any:
+                return state_ref.at[slot, layer, head_of(i), :, pl.ds(column, N)]
 
             # All loads come before the first barrier, so that they are under way together.
-            b, a = (projected_ref[row, gates_at + i * nv + head] for i in (0, 1))
-            z_channels = pl.ds((2 * nk + nv + head) * D, D)
-            z = load(projected_ref.at[row, z_channels], layouts.everywhere())
+            def stage(i: Any, _: Any = None) -> None:
+                arrival = arrived.at[i * groups + wg]
+                plgpu.copy_gmem_to_smem(tile_of(read, i), staged.at[i, wg], arrival)
+
+            weight = load(norm_ref.at[layer], layouts.everywhere())
+            scalars = [
+                (
+                    projected_ref[row, gates_at + head_of(i)],
+                    projected_ref[row, gates_at + nv + head_of(i)],
+                    dt_bias_ref[layer, head_of(i)],
+                    a_log_ref[layer, head_of(i)],
+                )
+                for i in range(heads)
+            ]
+            normed = mine_of(heads)
+            z = [
+                load(
+                    projected_ref.at[row, pl.ds((2 * nk + nv + head_of(i)) * D, D)],
+                    layouts.everywhere(),
+                )
+                for i in normed
+            ]
             blocks = []
-            for i in range(-(-3 // groups)):
-                block = jnp.minimum(wg + i * groups, 2)  # q, k or v of this head
-                first = jnp.where(block == 2, 2 * nk * D + head * D, block * (nk * D) + key * D)
+            for block in mine_of(2 + heads):  # q, k, or v of a head
+                first = jnp.where(block < 2, block * nk + key, 2 * nk + head_of(block - 2)) * D
                 channels = pl.ds(first, D)
                 filters = load(conv_ref.at[layer, channels], layouts.taps)
                 raw = [
@@ -150,73 +214,110 @@ def gated_delta_decode(
                     for j in range(TAPS - 1)
                 ]
                 raw.append(load(projected_ref.at[row, channels], layouts.channel))
-                blocks.append((block, first, wg + i * groups <= 2, filters, raw))
+                blocks.append((block, first, filters, raw))
+
+            # States come last: the others would wait in a queue behind them, and all computing waits for the others.
+            if whole:
+                jax.lax.fori_loop(0, count, stage, None)
+            loaded: Any = None if whole else load(tile_of(read, 0), layouts.tile)
 
             convolved = []
-            for block, first, valid, filters, raw in blocks:
+            for block, first, filters, raw in blocks:
                 raw = [carried(x) for x in raw[:-1]] + raw[-1:]
                 mixed[block] = short_conv(raw, layouts.filters(filters))
-                convolved.append((block, first, valid, raw[1:]))
+                convolved.append((block, first, raw[1:]))
+            for i, values in enumerate(scalars):
+                for j, x in enumerate(values):
+                    raw_gates[i, j] = x.astype(jnp.float32)
             sync_block()
+
+            def write_windows() -> None:
+                for i, (block, first, raw) in enumerate(convolved):
+                    owned = wg + i * groups < 2 + count
+                    if helped:
+                        owned &= (block >= 2) | owns
+                    elif not whole:
+                        # q and k belong to the cluster's first part, v to the first piece of its head.
+                        owned &= jnp.where(block < 2, part if cluster else 1, piece) == 0
+
+                    @pl.when(owned)
+                    def _write(first: Any = first, raw: Any = raw) -> None:
+                        for j in range(TAPS - 1):
+                            window_ref[write, layer, j, pl.ds(first, D)] = raw[j]
+
             if cluster:
                 plgpu.barrier_arrive(cluster_barrier)
+            else:
+                if helped:
 
-            beta, decay = gates(*(layouts.spread(x) for x in (b, a, bias, log_rate)))
+                    @pl.when(~owns & (wg == 0))
+                    def _have_read() -> None:
+                        plgpu.semaphore_signal(readers, 1, memory_scope="gpu")
+
+                    @pl.when(owns & (stride > 1))
+                    def _all_have_read() -> None:
+                        plgpu.semaphore_wait(
+                            readers, stride - 1, decrement=False, memory_scope="gpu"
+                        )
+
+                write_windows()
+
             q = unit(layouts.cast(mixed[0], layouts.down)) * D**-0.5
             k = unit(layouts.cast(mixed[1], layouts.down))
-            v = layouts.cast(mixed[2, pl.ds(column, N)], layouts.across)
-            if tuning.tma:
-                plgpu.barrier_wait(arrived.at[wg])
-                state = layouts.cast(staged[wg], layouts.tile)
-            new, o, _ = delta_step(layouts, carried(state), q, k, v, beta, decay)
 
-            there = state_ref.at[write, layer, head, :, pl.ds(column, N)]
-            (outputs if pieces == 1 else mine)[pl.ds(wg * N, N)] = o
-            if tuning.tma:
-                staged[wg] = new
-                plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(staged.at[wg], there)
+            def update(i: Any, _: Any) -> None:
+                """The step of one head."""
+                beta, decay = gates(*(layouts.spread(raw_gates[i, j]) for j in range(4)))
+                v = layouts.cast(mixed[2 + i, pl.ds(column, N)], layouts.across)
+                state = loaded
+                if whole:
+                    plgpu.barrier_wait(arrived.at[i * groups + wg])
+                    state = layouts.cast(staged[i, wg], layouts.tile)
+                new, o, _ = delta_step(layouts, carried(state), q, k, v, beta, decay)
+                if whole:
+                    staged[i, wg] = new
+                    plgpu.commit_smem()
+                    plgpu.copy_smem_to_gmem(staged.at[i, wg], tile_of(write, i))
+                (outputs.at[i] if pieces == 1 else mine)[pl.ds(wg * N, N)] = o
+                if not whole:
+                    tile_of(write, i)[...] = new
+
+            if whole:
+                jax.lax.fori_loop(0, count, update, None)
             else:
-                there[...] = new
+                update(0, None)
 
             if cluster:
                 plgpu.barrier_wait(cluster_barrier)
-            for block, first, valid, raw in convolved:
-                # q and k belong to the cluster's first part, v to the first piece of its head.
-                owned = valid & (block == 2) if r > 1 and not cluster else valid
-                if cluster:
-                    owned &= jnp.where(block == 2, piece, part) == 0
-
-                @pl.when(owned)
-                def _write(first: Any = first, raw: Any = raw) -> None:
-                    for j in range(TAPS - 1):
-                        window_ref[write, layer, j, pl.ds(first, D)] = raw[j]
-
+                write_windows()
             if pieces > 1:
                 sync_cluster()
             else:
                 sync_block()
 
-            @pl.when((wg == 0) & (piece == 0))
-            def _norm() -> None:
-                width = N * groups
-                for other in range(pieces if pieces > 1 else 0):
-                    theirs = plgpu.cluster_ref(mine, {"part": part + other})
-                    outputs[pl.ds(other * width, width)] = load(theirs, layouts.everywhere(width))
-                x = layouts.cast(outputs[...], layouts.everywhere())
-                out_ref[row, pl.ds(head * D, D)] = gated_norm(x, z, weight, eps)
+            for i, (at, gate) in enumerate(zip(normed, z, strict=True)):
+
+                @pl.when((wg + i * groups < count) & (piece == 0))
+                def _norm(at: Any = at, gate: Any = gate) -> None:
+                    width = N * groups
+                    for other in range(pieces if pieces > 1 else 0):
+                        theirs = plgpu.cluster_ref(mine, {"part": part + other})
+                        both = layouts.everywhere(width)
+                        outputs[0, pl.ds(other * width, width)] = load(theirs, both)
+                    x = layouts.cast(outputs[at], layouts.everywhere())
+                    out_ref[row, pl.ds(head_of(at) * D, D)] = gated_norm(x, gate, weight, eps)
 
             if pieces > 1:
                 sync_cluster()  # shared memory must be there for as long as others read it
-            if tuning.tma:
-                plgpu.wait_smem_to_gmem(0)
+            if whole:
+                # So must shared memory be here; what is under way to device memory ends with the kernel.
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-        @pl.when(write == 0)
+        @pl.when(((write == 0) | ~owns) & (wg == 0) & (piece == 0))
         def _null() -> None:
-            @pl.when((wg == 0) & (piece == 0))
-            def _zero() -> None:
-                zero = layouts.cast(jnp.zeros((D,), jnp.bfloat16), layouts.everywhere())
-                out_ref[row, pl.ds(head * D, D)] = zero
+            zero = layouts.cast(jnp.zeros((D,), jnp.bfloat16), layouts.everywhere())
+            for i in range(heads):
+                out_ref[own, pl.ds((own_head + i) * D, D)] = zero
 
     where: dict[str, Any]
     if cluster:
@@ -226,16 +327,17 @@ def gated_delta_decode(
             "cluster": (parts,),
             "cluster_names": ("part",),
         }
-    elif parts == 1:
+    elif whole:
         where = {"grid": (B, nk), "grid_names": ("row", "key")}
     else:
         where = {"grid": (B, nk, parts), "grid_names": ("row", "key", "part")}
     scratch = [
-        plgpu.SMEM((3, D), jnp.float32),
-        plgpu.SMEM((D,), jnp.float32),
+        plgpu.SMEM((2 + heads, D), jnp.float32),
+        plgpu.SMEM((heads, 4), jnp.float32),
+        plgpu.SMEM((heads, D), jnp.float32),
         plgpu.SMEM((N * groups,), jnp.float32) if pieces > 1 else None,
-        plgpu.SMEM((groups, D, N), jnp.float32) if tuning.tma else None,
-        plgpu.Barrier(num_barriers=groups) if tuning.tma else None,
+        plgpu.SMEM((heads, groups, D, N), jnp.float32) if whole else None,
+        plgpu.Barrier(num_barriers=heads * groups) if whole else None,
         plgpu.Barrier(num_arrivals=groups) if groups > 1 else None,
         plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=groups) if cluster else None,
     ]
@@ -260,9 +362,7 @@ def gated_delta_decode(
     )
     return run(
         layer.reshape(1),
-        read_slots,
-        write_slots,
-        continues.astype(jnp.int32),
+        shared_out(read_slots, write_slots, continues, heads, helped),
         projected,
         conv,
         dt_bias,

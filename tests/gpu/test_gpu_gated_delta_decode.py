@@ -14,8 +14,7 @@ from pallas_kernels.gated_delta import (
     gated_delta_decode,
     gated_delta_verify,
 )
-from pallas_kernels.gated_delta.decode_kernel import Tuning
-from pallas_kernels.gated_delta.decode_shapes import DecodeShape, random_arguments
+from pallas_kernels.gated_delta.decode_shapes import KEY_HEADS, DecodeShape, random_arguments
 
 pytestmark = pytest.mark.gpu
 
@@ -69,23 +68,24 @@ def test_against_float64(nv):
 
 
 @pytest.mark.parametrize("nv", [16, 48])
-def test_no_tuning_changes_a_bit(nv):
-    """The number of rows decides the tuning, so a row would depend on its neighbours otherwise."""
+def test_no_split_changes_a_bit(nv):
+    """The number of rows decides how many blocks share a key head; a row would depend on its neighbours otherwise."""
     values = some_rows(nv)
 
-    def tuned(tuning):
+    def split(parts):
         @jax.jit
         def run(values):
             values = dict(values)
             window, recurrent = (jax.new_ref(values.pop(n)) for n in ("window", "recurrent"))
             out = decode_kernel.gated_delta_decode(
-                **values, window=window, recurrent=recurrent, eps=EPS, tuning=tuning
+                **values, window=window, recurrent=recurrent, eps=EPS, parts=parts
             )
             return out, jax.freeze(window), jax.freeze(recurrent)
 
         return run(values)
 
-    first, *others = (tuned(Tuning(pieces=p, tma=t)) for p in (1, 2) for t in (False, True))
+    r = nv // KEY_HEADS
+    first, *others = (split(parts) for parts in sorted({1, r, 2 * r}))
     for other in others:
         for x, y in zip(first, other, strict=True):
             assert np.array_equal(x.astype(jnp.float32), y.astype(jnp.float32), equal_nan=True)
@@ -100,6 +100,28 @@ def test_a_row_does_not_depend_on_its_neighbours(nv):
         assert np.array_equal(alone[0][0], out[row])
         assert np.array_equal(alone[1][slot, 1], window[slot, 1])
         assert np.array_equal(alone[2][slot, 1], recurrent[slot, 1])
+
+
+@pytest.mark.parametrize("nv", [16, 32, 48])
+@pytest.mark.parametrize("running", [[5], [0, 7], [1, 2, 6], [0, 2, 3, 4], [0, 1, 2, 3, 4, 6, 7]])
+def test_blocks_of_rows_that_do_not_run_help_the_others(nv, running):
+    values = random_arguments(DecodeShape(B=8, nv=nv, S=10, G=2), jax.random.key(nv))
+    runs = jnp.isin(jnp.arange(8), jnp.array(running))
+    slots = {n: jnp.where(runs, values[n], 0) for n in ("read_slots", "write_slots")}
+    values |= slots | {"layer": jnp.int32(1)}
+    for _ in range(5):
+        out, window, recurrent = run(values)
+        for row in range(8):
+            slot = row + 1
+            if row not in running:
+                assert not out[row].any()
+                assert np.array_equal(window[slot], values["window"][slot])
+                assert np.array_equal(recurrent[slot], values["recurrent"][slot])
+                continue
+            alone = run(one_row(values, row))
+            assert np.array_equal(alone[0][0], out[row])
+            assert np.array_equal(alone[1][slot], window[slot])
+            assert np.array_equal(alone[2][slot], recurrent[slot])
 
 
 @pytest.mark.parametrize("nv", [16, 48])

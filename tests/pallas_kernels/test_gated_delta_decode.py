@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gated_delta_oracle import decode_oracle
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from pallas_kernels.gated_delta import decode_kernel, gated_delta_decode, kernel_parts
-from pallas_kernels.gated_delta.decode_kernel import Tuning
 from pallas_kernels.gated_delta.decode_shapes import SHAPES, DecodeShape, random_arguments
 
 HERE = pathlib.Path(__file__).parent
@@ -105,9 +106,13 @@ def test_the_reference_runs_inside_a_scan_over_layers():
     assert np.allclose(recurrent[:, 0], one[:, 0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+MANY = {f"{r} a key head": DecodeShape(B=8, nk=4, nv=4 * r) for r in (4, 5)}
+
+
+@pytest.mark.parametrize("name", SHAPES | MANY)
 def test_the_kernel_lowers_for_the_gpu(name):
-    shape = SHAPES[name].arguments()
+    sizes = (SHAPES | MANY)[name]
+    shape, r = sizes.arguments(), sizes.nv // sizes.nk
     width = shape["projected"].shape[1]
     shape["projected"] = jax.ShapeDtypeStruct((8, width), jnp.bfloat16)  # whatever B is
     checked = (shape[n] for n in ("projected", "conv", "window", "recurrent"))
@@ -122,7 +127,10 @@ def test_the_kernel_lowers_for_the_gpu(name):
         return out, jax.freeze(window), jax.freeze(recurrent)
 
     text = jax.jit(f).trace(shape).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("output_operand_alias<") == 2, "the pools are not updated in place"
+    # Where blocks of other rows may help there are counters as well.
+    helped = decode_kernel.choose_parts(sizes.B, sizes.nk, r) == 1 < r
+    in_place = text.count("output_operand_alias<")
+    assert in_place == 2 + helped, "the pools are not updated in place"
 
 
 def test_a_kernel_that_cannot_run_says_why():
@@ -130,21 +138,21 @@ def test_a_kernel_that_cannot_run_says_why():
         run(some_rows(SMALL), implementation="pallas")
 
 
-@pytest.mark.parametrize("state", ["tma", "registers"])
-def test_the_kernel_in_the_interpreter(state):
+@pytest.mark.parametrize("parts", ["whole key heads", "value heads"])
+def test_the_kernel_in_the_interpreter(parts):
     """Mosaic's interpreter keeps global state and threads: it gets a process of its own."""
     subprocess.run(
-        [sys.executable, __file__, state],
+        [sys.executable, __file__, parts],
         check=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
     )
 
 
-def interpret(tma):
-    """The interpreter has no clusters: the parts of a key head stand alone, and nobody writes the windows of q, k."""
+def interpret(whole):
+    """The interpreter has no clusters: parts of a key head stand alone, and nobody writes the windows of q and k."""
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
-    shape = DecodeShape(B=4, nk=1, nv=2, S=8, G=2)
+    shape = DecodeShape(B=4, nk=2, nv=6, S=8, G=2)
     values = some_rows(shape)
     assert not values["continues"][2]
 
@@ -159,7 +167,7 @@ def interpret(tma):
             window=window,
             recurrent=recurrent,
             eps=EPS,
-            tuning=Tuning(tma=tma),
+            parts=1 if whole else shape.nv // shape.nk,
             interpret=InterpretGPUParams(),
         )
         return out, jax.freeze(window), jax.freeze(recurrent)
@@ -168,14 +176,45 @@ def interpret(tma):
     assert out.shape[0] == 8
     out = out[:4]
     want = decode_oracle(values, eps=EPS, rounded=True)
-    keys = 2 * shape.nk * shape.d
+    checked = 0 if whole else 2 * shape.nk * shape.d
     results = [(out, want[0], 1e-2), (recurrent, want[2], 1e-5)]
-    results.append((window[..., keys:], want[1][..., keys:], 0))
+    results.append((window[..., checked:], want[1][..., checked:], 0))
     for got, expected, most in results:
         got = np.asarray(got.astype(jnp.float32), np.float64)
         assert np.linalg.norm(got - expected) <= most * np.linalg.norm(expected)
     assert not np.asarray(out)[2].any()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    slots=st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    heads=st.integers(1, 3),
+    help=st.booleans(),
+)
+@example(slots=[0] * 8, heads=3, help=True)
+@example(slots=[0, 0, 0, 5, 0, 0, 0, 0], heads=3, help=True)
+def test_every_head_of_a_row_that_runs_has_one_block(slots, heads, help):
+    B, given_to = len(slots), []
+    write = jnp.array(slots)
+    of_blocks = decode_kernel.shared_out(write + 20, write, jnp.arange(B), heads, help)
+    lines = np.asarray(of_blocks).tolist()
+    for own, (row, read, slot, continued, first, stride, count) in enumerate(lines):
+        assert (first == 0) == (slots[own] != 0), (
+            "a row's own blocks take its first head, no others do"
+        )
+        if slot:
+            assert (read, slot, continued) == (slots[row] + 20, slots[row], row)
+            taken = list(range(first, heads, stride))
+            assert count == len(taken) > 0
+            given_to += [(row, head) for head in taken]
+            assert help or row == own
+    assert sorted(given_to) == [
+        (row, head) for row in range(B) if slots[row] for head in range(heads)
+    ]
+    if help and (running := sum(s != 0 for s in slots)):
+        # Nobody idles while there is somebody to help.
+        assert sum(line[2] != 0 for line in lines) == running * min(heads, B // running)
+
+
 if __name__ == "__main__":
-    interpret(tma=sys.argv[1] == "tma")
+    interpret(whole=sys.argv[1] == "whole key heads")
