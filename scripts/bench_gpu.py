@@ -205,9 +205,10 @@ def decode_step(
 
 
 def run_steps(step: Callable[[int], Any], first: int, count: int) -> None:
-    """Each is launched before the last is read."""
+    """Each is launched before the last is read, whose tokens travel as soon as they exist, as in the engine."""
     before = step(first)
     for i in range(first + 1, first + count):
+        before.copy_to_host_async()
         after = step(i)
         np.asarray(before)
         before = after

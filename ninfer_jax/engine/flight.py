@@ -30,8 +30,13 @@ class DecodeFlight:
     cycle: int
     rows: tuple[DecodeRow, ...]
     sampled: jax.Array | None = None
-    """int32 [2, C]: tokens and health, on the host once they exist."""
+    """int32 [2, C]: tokens and health."""
     logprobs: TokenLogprobs | None = None
+
+    def start_reading(self) -> None:
+        """Let the tokens travel to the host as soon as they exist."""
+        if self.sampled is not None:
+            self.sampled.copy_to_host_async()
 
     def read(self) -> Readings:
         """Wait for the results."""

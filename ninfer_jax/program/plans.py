@@ -6,6 +6,7 @@ Plans hold small arrays of fixed shapes; page ids, slots, positions and seeds ar
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -52,8 +53,9 @@ class DecodePlan:
     @classmethod
     def null(cls, rows: int, blocks: int) -> DecodePlan:
         """A plan on the host in which no row runs."""
-        of_rows = (np.zeros(rows, np.int32) for _ in range(6))
-        return cls(*of_rows, block_tables=np.zeros((rows, blocks), np.int32))
+        none = np.zeros((6, rows), np.int32)
+        tables = np.zeros((rows, blocks), np.int32)
+        return cls(none[0], none[1], none[2], none[3], none[4], none[5], tables)
 
     def following(self) -> DecodePlan:
         """The plan of the same rows one position on: with what they sample now, from the slots they write, counted.
@@ -61,7 +63,8 @@ class DecodePlan:
         The same on the host and traced: a step also gives the plan that most likely comes next, on the device.
         """
         runs = (self.write_slots > 0).astype(np.int32)
-        return self.replace(
+        return dataclasses.replace(
+            self,
             forced=-runs,
             positions=self.positions + runs,
             read_slots=self.write_slots,
@@ -77,10 +80,7 @@ class Decoded(NamedTuple):
     """float32; the next step takes their memory."""
     sampled: Int[Array, "two C"]
     """The token each row sampled last, greedily if in this step, and whether this step's logits were healthy: 0 where
-    they held a NaN or no finite value, and the token is meaningless. The samplers return the same of their draws.
-
-    In memory of the host, where the step itself puts it: asking for a copy afterwards takes several threads in turn,
-    half as long as a step of a small model."""
+    they held a NaN or no finite value, and the token is meaningless. The samplers return the same of their draws."""
 
 
 @flax.struct.dataclass

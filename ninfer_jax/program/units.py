@@ -47,6 +47,8 @@ def decode(
     plan: DecodePlan,
     logits: Float[Array, "C V"],
     sampled: Int[Array, "two C"],
+    *,
+    deliver: bool,
 ) -> tuple[DeviceState, DecodePlan, Int[Array, "two C"], Decoded]:
     """Run one token a row and sample greedily: a step of greedy rows is this one launch.
 
@@ -58,6 +60,7 @@ def decode(
 
     Args:
       sampled: tokens and health of the last step (`Decoded.sampled`), on the device.
+      deliver: put those of this step into memory of the host as well; otherwise the host gets them on the device.
 
     Returns:
       State, plan and `sampled` for the next step, and what the host gets.
@@ -73,11 +76,11 @@ def decode(
     greedy, healthy = sampler.greedy(logits)
     kept = jnp.where(plan.counted > 0, greedy, sampled[0])
     sampled = jnp.stack([kept, healthy.astype(jnp.int32)])
-    return state, plan.following(), sampled, Decoded(logits, _on_host(sampled))
+    return state, plan.following(), sampled, Decoded(logits, _told(sampled, deliver))
 
 
-def _on_host(x: Array) -> Array:
-    return jax.device_put(x, jax.memory.Space.Host)
+def _told(sampled: Array, deliver: bool) -> Array:
+    return jax.device_put(sampled, jax.memory.Space.Host) if deliver else sampled
 
 
 def prompt_logprobs(
@@ -97,6 +100,8 @@ def sample_plain(
     sampled: Int[Array, "two C"],
     following: DecodePlan,
     rows: SamplingRows,
+    *,
+    deliver: bool,
 ) -> tuple[Int[Array, "two C"], Int[Array, "two C"]]:
     """Sampling where no row has penalties, bias or truncation: only temperature and seed count.
 
@@ -104,12 +109,12 @@ def sample_plain(
     which of them its neighbours call for (UN-11). Nothing is counted: who has penalties is never here.
 
     Returns:
-      `sampled` of the next step, on the device and on the host.
+      `sampled` for the next step, and what the host gets.
     """
     drawn = sampler.draw(logits, rows, following.positions)
     drawing = (following.sampled > 0) & (rows.temperature > 0)
     sampled = jnp.stack([jnp.where(drawing, drawn, sampled[0]), sampled[1]])
-    return sampled, _on_host(sampled)
+    return sampled, _told(sampled, deliver)
 
 
 def sample(
@@ -118,6 +123,8 @@ def sample(
     sampled: Int[Array, "two C"],
     following: DecodePlan,
     rows: SamplingRows,
+    *,
+    deliver: bool,
 ) -> tuple[SamplerState, Int[Array, "two C"], Int[Array, "two C"]]:
     """Sampling after `decode` with all of every row's parameters; returns what `sample_plain` does after its state.
 
@@ -126,7 +133,7 @@ def sample(
     sampling = following.sampled > 0
     state, tokens = sampler.sample(state, logits, rows, following.positions, sampling)
     sampled = jnp.stack([jnp.where(sampling, tokens, sampled[0]), sampled[1]])
-    return state, sampled, _on_host(sampled)
+    return state, sampled, _told(sampled, deliver)
 
 
 def token_logprobs(logits: Float[Array, "C V"], sampled: Int[Array, "two C"]) -> TokenLogprobs:

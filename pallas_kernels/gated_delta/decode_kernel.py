@@ -62,23 +62,26 @@ def shared_out(
       int32 [B, 7], a line for the blocks of each row: the row they work for; its slot to read, slot to write (0: they
       do nothing) and whether it continues; the first head they take, how many further on the next one is, and how many.
     """
-    # Row by row, without sums and sorts over rows: XLA makes one small kernel of it, for all layers of a step.
     B = len(write_slots)
     own = jnp.arange(B, dtype=jnp.int32)
+    own_runs, continues = write_slots != 0, continues.astype(jnp.int32)
+    if not help:
+        first, one = 1 - own_runs.astype(jnp.int32), jnp.ones_like(own)
+        return jnp.stack([own, read_slots, write_slots, continues, first, one, heads * one], 1)
+    # Row by row, without sums and sorts over rows: XLA makes one small kernel of it, for all layers of a step.
     runs = [write_slots[b] != 0 for b in range(B)]
     running = jnp.maximum(sum(x.astype(jnp.int32) for x in runs), 1)
     idle_before = sum(((own > b) & ~x).astype(jnp.int32) for b, x in enumerate(runs))
-    own_runs = write_slots != 0
-    stride = jnp.clip(B // running, 1, heads if help else 1)
+    stride = jnp.clip(B // running, 1, heads)
     first = jnp.where(own_runs, 0, 1 + idle_before // running)
-    row, read, write, goes_on = own, read_slots, jnp.zeros_like(own), continues.astype(jnp.int32)
+    row, read, write, goes_on = own, read_slots, jnp.zeros_like(own), continues
     rank = jnp.int32(0)  # of row b among those that run
     for b, b_runs in enumerate(runs):
         works_for = jnp.where(own_runs, own == b, (rank == idle_before % running) & b_runs)
         row = jnp.where(works_for, b, row)
         read = jnp.where(works_for, read_slots[b], read)
         write = jnp.where(works_for & (first < stride), write_slots[b], write)
-        goes_on = jnp.where(works_for, continues[b].astype(jnp.int32), goes_on)
+        goes_on = jnp.where(works_for, continues[b], goes_on)
         rank += b_runs.astype(jnp.int32)
     count = (heads - first + stride - 1) // stride
     return jnp.stack([row, read, write, goes_on, first, jnp.broadcast_to(stride, (B,)), count], 1)
@@ -231,36 +234,14 @@ def gated_delta_decode(
                     raw_gates[i, j] = x.astype(jnp.float32)
             sync_block()
 
-            def write_windows() -> None:
-                for i, (block, first, raw) in enumerate(convolved):
-                    owned = wg + i * groups < 2 + count
-                    if helped:
-                        owned &= (block >= 2) | owns
-                    elif not whole:
-                        # q and k belong to the cluster's first part, v to the first piece of its head.
-                        owned &= jnp.where(block < 2, part if cluster else 1, piece) == 0
-
-                    @pl.when(owned)
-                    def _write(first: Any = first, raw: Any = raw) -> None:
-                        for j in range(TAPS - 1):
-                            window_ref[write, layer, j, pl.ds(first, D)] = raw[j]
-
+            # Windows of q and k are read: this is told now and waited for when the heads are done.
             if cluster:
                 plgpu.barrier_arrive(cluster_barrier)
-            else:
-                if helped:
+            elif helped:
 
-                    @pl.when(~owns & (wg == 0))
-                    def _have_read() -> None:
-                        plgpu.semaphore_signal(readers, 1, memory_scope="gpu")
-
-                    @pl.when(owns & (stride > 1))
-                    def _all_have_read() -> None:
-                        plgpu.semaphore_wait(
-                            readers, stride - 1, decrement=False, memory_scope="gpu"
-                        )
-
-                write_windows()
+                @pl.when(~owns & (wg == 0))
+                def _have_read() -> None:
+                    plgpu.semaphore_signal(readers, 1, memory_scope="gpu")
 
             q = unit(layouts.cast(mixed[0], layouts.down)) * D**-0.5
             k = unit(layouts.cast(mixed[1], layouts.down))
@@ -289,7 +270,25 @@ def gated_delta_decode(
 
             if cluster:
                 plgpu.barrier_wait(cluster_barrier)
-                write_windows()
+            elif helped:
+
+                @pl.when(owns & (stride > 1))
+                def _all_have_read() -> None:
+                    plgpu.semaphore_wait(readers, stride - 1, decrement=False, memory_scope="gpu")
+
+            for i, (block, first, raw) in enumerate(convolved):
+                owned = wg + i * groups < 2 + count
+                if helped:
+                    owned &= (block >= 2) | owns
+                elif not whole:
+                    # q and k belong to the cluster's first part, v to the first piece of its head.
+                    owned &= jnp.where(block < 2, part if cluster else 1, piece) == 0
+
+                @pl.when(owned)
+                def _write(first: Any = first, raw: Any = raw) -> None:
+                    for j in range(TAPS - 1):
+                        window_ref[write, layer, j, pl.ds(first, D)] = raw[j]
+
             if pieces > 1:
                 sync_cluster()
             else:

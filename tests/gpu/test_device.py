@@ -1,5 +1,7 @@
 """On an accelerator: goldens in float32 and bfloat16, and neighbours that must not matter. Run by `make test-gpu`."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -56,7 +58,9 @@ def test_plain_sampling_draws_what_full_sampling_does():
     rows = SamplingRows(temperature, none, ones, zeros, zeros, zeros, ones, seed)
     truncated = rows.replace(top_k=np.array([0, 0, 0, 0, 0, 0, 40, 0], np.int32))
     state = sampler.new_sampler_state(B, V)
-    plain, full = jax.jit(units.sample_plain), jax.jit(units.sample)
+    plain, full = (
+        jax.jit(functools.partial(f, deliver=True)) for f in (units.sample_plain, units.sample)
+    )
     for position in range(50):
         logits = jax.numpy.asarray(3 * rng.standard_normal((B, V), np.float32))
         plan = DecodePlan.null(B, 1)

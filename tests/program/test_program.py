@@ -192,6 +192,31 @@ def test_a_step_that_goes_on_as_before_copies_nothing_to_the_device(program, cha
         step(**({"position": 23} | change))
 
 
+@pytest.mark.parametrize(("most", "memory"), [(1 << 30, "pinned_host"), (0, "device")])
+def test_short_steps_bring_their_tokens_to_the_host_themselves(
+    model, ids, monkeypatch, most, memory
+):
+    """Either way they are what the logits say, greedy or drawn, and the next step continues with them."""
+    monkeypatch.setattr("ninfer_jax.program.program.SHORT_STEP_BYTES", most)
+    program = startup.start(model, EngineConfig(**OPTIONS))
+    program.publish_table(PublishTable(0, 0, (1, 2)))
+    prefill(program, ids, 0, 0, 20, 1)
+    one = program.decode(RunDecode(0, (row(0, 20, 7, 1),)))
+    assert one.sampled.sharding.memory_kind == memory
+    first, likeliest = int(one.sampled[0, 0]), int(np.argmax(one.logits[0]))
+    assert first == likeliest
+    chained = np.asarray(program.decode(RunDecode(0, (row(0, 21, -1, 1, 2),))).logits[0])
+    forced = program.decode(RunDecode(0, (row(0, 21, first, 1, 3),)))
+    assert np.array_equal(forced.logits[0], chained)
+    seed = np.full((C, 2), 5, np.uint32)
+    drawing = neutral(temperature=np.full(C, 9, np.float32), seed=seed)
+    drawn = [f(forced.logits, drawing) for f in (program.sample_plain, program.sample)]
+    assert {x.sharding.memory_kind for x in drawn} == {memory}
+    assert np.array_equal(*drawn)
+    assert int(drawn[0][0, 0]) != int(np.argmax(forced.logits[0]))
+    program.close()
+
+
 def neutral(**changes):
     ones, zeros = np.ones(C, np.float32), np.zeros(C, np.float32)
     none, seed = np.zeros(C, np.int32), np.zeros((C, 2), np.uint32)
@@ -209,7 +234,7 @@ def test_a_step_says_which_rows_are_not_finite(model):
     plan.write_slots[:] = plan.read_slots[:] = plan.block_tables[:, 0] = [1, 2, 3, 4]
     plan.counted[:] = [1, 1, 1, 0]
     sampled = np.array([[8, 9, 5, 5], [1, 1, 1, 1]], np.int32)
-    step = jax.jit(partial(units.decode, model.config))
+    step = jax.jit(partial(units.decode, model.config, deliver=True))
     *_, (logits, after) = step(
         params, state, plan, np.zeros((4, model.config.vocab_size), np.float32), sampled
     )
@@ -413,7 +438,10 @@ def test_units_change_the_state_in_place(model, name):
             of_rows = [i32(C)] * 6
             logits = jax.ShapeDtypeStruct((C, model.config.vocab_size), np.float32)
             inputs = (DecodePlan(*of_rows, i32(C, 10)), logits, i32(2, C))
-        unit = jax.jit(partial(getattr(units, name), model.config), donate_argnums=1)
+        unit = partial(getattr(units, name), model.config)
+        if name == "decode":
+            unit = partial(unit, deliver=True)
+        unit = jax.jit(unit, donate_argnums=1)
         memory = unit.lower(model.params, state, *inputs).compile().memory_analysis()
         return memory.temp_size_in_bytes
 

@@ -15,8 +15,8 @@ V = 37
 truncate = jax.jit(sampler.truncate)
 adjust = jax.jit(sampler.adjust)
 sample = jax.jit(sampler.sample)
-plain = jax.jit(units.sample_plain)
-sample_unit = jax.jit(units.sample)
+plain = jax.jit(partial(units.sample_plain, deliver=True))
+sample_unit = jax.jit(partial(units.sample, deliver=True))
 
 
 def rows(B, **given):
