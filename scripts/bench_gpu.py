@@ -187,7 +187,7 @@ def mapped(program: Program, rows: int, tokens: int) -> None:
 def decode_step(
     program: Program, rows: int, sampling: SamplingRows | None = None
 ) -> Callable[[int], Any]:
-    """What launches step i of `rows` rows at `CONTEXT`, and gives what it samples, on the device.
+    """What launches step i of `rows` rows at `CONTEXT`, and gives what it samples, not read yet.
 
     Rows begin with different tokens, or all would choose the same experts.
     """

@@ -131,7 +131,7 @@ class Program:
         """Run one token of each row of the command, in its lane; other lanes run as null rows.
 
         Returns:
-          float32 logits [C, V] and greedy tokens, on the device. Lanes that did not run, or ran as replay, keep what
+          float32 logits [C, V] and greedy tokens, not read yet. Lanes that did not run, or ran as replay, keep what
           they sampled last. Until the next `decode`, which takes their memory, the logits may be given to a sampler,
           whose tokens count then.
         """
@@ -150,10 +150,13 @@ class Program:
             counted[lane] = not row.replay
             tables[lane] = self._tables.row(lane)
         expected, on_device = self._following
-        plan.sampled[:] = expected.sampled
-        # A launch waits for its copies to the device, so none is made of what is there already.
-        if not jax.tree.all(jax.tree.map(np.array_equal, plan, expected)):
-            on_device = self.put(plan)
+        plan.sampled[:] = expected.sampled  # what it is, whatever rows run now
+
+        def there(wanted: np.ndarray, expected: np.ndarray, on_device: jax.Array) -> jax.Array:
+            """A launch waits for its copies to the device, so none is made of what is there already."""
+            return on_device if np.array_equal(wanted, expected) else self.put(wanted)
+
+        on_device = jax.tree.map(there, plan, expected, on_device)
         self._state, on_device, self._sampled, decoded = self._units["decode"](
             self._params, self._state, on_device, self._logits, self._sampled
         )
@@ -212,8 +215,9 @@ class Program:
     def memory(self) -> dict[str, int]:
         """Bytes by use, and what start-up measured.
 
-        On the device: `weights`, `kv`, `state_images`, `sampler`, and of the executables their code and the largest
-        temporary memory of one (`executables`, `workspace`), as far as the platform's compiler tells.
+        On the device: `weights`, `kv`, `state_images`, `sampler` (and logits, tokens and plan of the last step), and of
+        the executables their code and the largest temporary memory of one (`executables`, `workspace`), as far as the
+        platform's compiler tells.
         On the host: `host_arena`, of which only what was used takes memory.
         `runtime_reservation_bytes` is B(M), the explicit backing. Where the device counts its memory there are also
         `startup_retained_bytes`, used before this program but not by weights, and `preparation_growth_bytes`, what
@@ -253,15 +257,15 @@ class Program:
         def want(
             name: str, unit: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = ()
         ) -> None:
-            # Unused arguments are kept: of some only the memory is wanted.
-            wanted[name] = Unit(jax.jit(unit, donate_argnums=donate, keep_unused=True), args)
+            wanted[name] = Unit(
+                jax.jit(unit, donate_argnums=donate, keep_unused=donate != ()), args
+            )
 
         if self._device.platform == "gpu" and (why := streamed.unfit(config, params, rows)):
             _LOG.warning("decode runs without fused kernels: %s", why)
         # The unit that takes longest comes first: it compiles while others are lowered.
         short = sum(x.nbytes for x in jax.tree.leaves(params)) <= SHORT_STEP_BYTES
-        told = partial(partial, deliver=short)
-        decode, plan = told(units.decode, config), self._following[0]
+        decode, plan = partial(units.decode, config, deliver=short), self._following[0]
         want("decode", decode, params, state, plan, logits, self._sampled, donate=(1, 2, 3))
         for T in self.limits.chunk_buckets:
             chunk = PrefillPlan(
@@ -286,14 +290,14 @@ class Program:
             seed=_array(jnp.uint32, rows, 2),
         )
         drawn = (logits, self._sampled, plan, sampling)
-        want("sample_plain", told(units.sample_plain), *drawn)
-        want("sample", told(units.sample), self._sampler, *drawn, donate=0)
+        want("sample_plain", partial(units.sample_plain, deliver=short), *drawn)
+        want("sample", partial(units.sample, deliver=short), self._sampler, *drawn, donate=0)
         want("token_logprobs", units.token_logprobs, logits, self._sampled)
         marks = (i32(), i32(vocab), _array(jnp.bool_, vocab), f32(vocab))
         want("install_row", sampler.install_row, self._sampler, *marks, donate=0)
         wanted |= self._transfers.units(state)
         options = COMPILER_OPTIONS.get(self._device.platform, {})
-        depends_on = (config, self.limits.layout, self.limits.dtype)
+        depends_on = (config, self.limits.layout, self.limits.dtype, short)
         self._units = executables.compiled(wanted, self._device, options, depends_on, kept)
 
     def _run_each_unit_once(self) -> None:
@@ -330,7 +334,7 @@ class Program:
             "weights": weights,
             "kv": size(self._state.kv),
             "state_images": size(self._state.images),
-            "sampler": size(self._sampler),
+            "sampler": size((self._sampler, self._logits, self._sampled, self._following[1])),
             "host_arena": self.limits.layout.host_bytes,
             "runtime_reservation_bytes": self.limits.reservation_bytes,
         }

@@ -108,8 +108,10 @@ def layout_spec(
         slots, host = 0, 0
     elif host is None:
         host = min((8 << 30) + 8 * image, ram_bytes // 4)
+    # Logits, tokens and plan of the last step stay on the device, for the next one (the plan's tables count elsewhere).
+    last_step = 4 * rows * (model.vocab_size + 2 + 6)
     return LayoutSpec(
-        context, rows, pools, image, slots, host, fixed_bytes=_bytes(sampler) + 8 * rows
+        context, rows, pools, image, slots, host, fixed_bytes=_bytes(sampler) + last_step
     )
 
 

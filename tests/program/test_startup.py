@@ -125,7 +125,8 @@ def test_the_layout_is_what_is_allocated(model):
         assert size(state.kv) == (limits.pages + 1) * layout.pools[0].page_bytes
         assert size(state.images) == (limits.slots + 1) * layout.image_bytes
         rest = limits.reservation_bytes - size(state)
-        assert 0 < rest < 2 * (9 * model.config.vocab_size + 4 * limits.blocks + 1024)
+        # Of each row: counts, prompt, bias and logits; its table; two numbers sampled and six of the plan.
+        assert rest == 2 * (13 * model.config.vocab_size + 4 * limits.blocks + 4 * 8)
 
 
 def test_the_budget_limits_what_is_free(monkeypatch):
