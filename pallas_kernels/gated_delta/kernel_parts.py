@@ -51,7 +51,8 @@ class Layouts:
     """Register layouts for a state tile of [128, columns], and loads into them.
 
     A warp has a quarter of the columns, a thread 4 of them in every (32 / across)th row: a sum over rows never leaves
-    the warp, and a row of a warp's columns is contiguous in memory.
+    the warp, and a row of a warp's columns is contiguous in memory. A sum over columns would cross warps, through
+    shared memory that all warpgroups of a block have in common: only one of them may take it.
 
     interpret: the interpreter knows no layouts, and plain reads only.
     """
