@@ -29,7 +29,8 @@ class PrefillPlan:
 
 @flax.struct.dataclass
 class DecodePlan:
-    """One token for each of C rows. A row that does not run is all zeros: null slots and a table of null pages.
+    """One token for each of C rows. A row that does not run is all zeros but for `sampled`: null slots and a table of
+    null pages.
 
     Every field is int32 and an argument of its own, which a step turns in place into that of the plan that follows: the
     kernels of a launched graph read them where they lay before.

@@ -93,9 +93,8 @@ def run(program):
         ]
         step = program.decode(RunDecode(0, tuple(lanes)))
         drawn = program.sample(step.logits, sampling)
-        out += jax.tree.map(
-            np.asarray, [step, drawn]
-        )  # the next step takes the memory of these logits
+        # The next step takes the memory of these logits.
+        out += jax.tree.map(np.asarray, [step, drawn])
     return [np.asarray(x).tobytes() for x in jax.tree.leaves((out, program._state))]
 
 

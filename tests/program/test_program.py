@@ -471,10 +471,8 @@ def test_units_change_the_state_in_place(model, name):
             of_rows = [i32(C)] * 6
             logits = jax.ShapeDtypeStruct((C, model.config.vocab_size), np.float32)
             inputs = (DecodePlan(*of_rows, i32(C, 10)), logits, i32(2, C))
-        unit = partial(getattr(units, name), model.config)
-        if name == "decode":
-            unit = partial(unit, deliver=True)
-        unit = jax.jit(unit, donate_argnums=1)
+        delivers = {"deliver": True} if name == "decode" else {}
+        unit = jax.jit(partial(getattr(units, name), model.config, **delivers), donate_argnums=1)
         memory = unit.lower(model.params, state, *inputs).compile().memory_analysis()
         return memory.temp_size_in_bytes
 
