@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
@@ -25,6 +27,20 @@ def timeline(folder: str) -> dict[str, Any]:
         return {}
     Path(folder).mkdir(parents=True, exist_ok=True)
     return {"profile_space": 128, "profile_dir": folder, "profile_bounds_check": True}
+
+
+def lines(fields: Sequence[jax.Array]) -> jax.Array:
+    """Integers of equal shape as int32 lines, what a kernel is told: `jnp.stack` in the last axis.
+
+    As one select, which XLA makes one small kernel of with all that the fields share. A concatenation would have the
+    threads of a warp go through the computation of one field after another.
+    """
+    shape = (*fields[0].shape, len(fields))
+    field = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
+    stacked = jnp.zeros(shape, jnp.int32)
+    for i, values in enumerate(fields):
+        stacked = jnp.where(field == i, values[..., None].astype(jnp.int32), stacked)
+    return stacked
 
 
 def read(ref: Any, layout: Any) -> Any:

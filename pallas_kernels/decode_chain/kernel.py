@@ -128,7 +128,7 @@ def chain(
                 count += 1
         places.append(at)
 
-    def body(*refs: Any) -> None:
+    def decode_chain(*refs: Any) -> None:
         first_ref, residual_ref, layers_ref, running_ref, *rest = (
             (None, *refs) if first is None else refs
         )
@@ -381,7 +381,7 @@ def chain(
         for entry in SparseLayer.scratch(stage, depth)
     ]
     run = plgpu.kernel(
-        body,
+        decode_chain,
         out_type=tuple(out_types),
         scratch_types=(
             *Ring.scratch(depth),

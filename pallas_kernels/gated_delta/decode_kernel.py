@@ -34,6 +34,7 @@ from pallas_kernels.gated_delta.kernel_parts import (
     short_conv,
     unit,
 )
+from pallas_kernels.mosaic import lines
 
 _MOST_STAGED = 3
 """Heads whose states fit shared memory together."""
@@ -67,24 +68,25 @@ def shared_out(
     own_runs, continues = write_slots != 0, continues.astype(jnp.int32)
     if not help:
         first, one = 1 - own_runs.astype(jnp.int32), jnp.ones_like(own)
-        return jnp.stack([own, read_slots, write_slots, continues, first, one, heads * one], 1)
+        return lines([own, read_slots, write_slots, continues, first, one, heads * one])
     # Row by row, without sums and sorts over rows: XLA makes one small kernel of it, for all layers of a step.
     runs = [write_slots[b] != 0 for b in range(B)]
     running = jnp.maximum(sum(x.astype(jnp.int32) for x in runs), 1)
     idle_before = sum(((own > b) & ~x).astype(jnp.int32) for b, x in enumerate(runs))
-    stride = jnp.clip(B // running, 1, heads)
-    first = jnp.where(own_runs, 0, 1 + idle_before // running)
+    stride = jnp.clip(jax.lax.div(B, running), 1, heads)
+    turn, nth = jax.lax.div(idle_before, running), jax.lax.rem(idle_before, running)
+    first = jnp.where(own_runs, 0, 1 + turn)
     row, read, write, goes_on = own, read_slots, jnp.zeros_like(own), continues
     rank = jnp.int32(0)  # of row b among those that run
     for b, b_runs in enumerate(runs):
-        works_for = jnp.where(own_runs, own == b, (rank == idle_before % running) & b_runs)
+        works_for = jnp.where(own_runs, own == b, (rank == nth) & b_runs)
         row = jnp.where(works_for, b, row)
         read = jnp.where(works_for, read_slots[b], read)
         write = jnp.where(works_for & (first < stride), write_slots[b], write)
         goes_on = jnp.where(works_for, continues[b], goes_on)
         rank += b_runs.astype(jnp.int32)
-    count = (heads - first + stride - 1) // stride
-    return jnp.stack([row, read, write, goes_on, first, jnp.broadcast_to(stride, (B,)), count], 1)
+    count = jax.lax.div(heads - first + stride - 1, stride)
+    return lines([row, read, write, goes_on, first, jnp.broadcast_to(stride, (B,)), count])
 
 
 def gated_delta_decode(

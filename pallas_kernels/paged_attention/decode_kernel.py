@@ -1,8 +1,9 @@
 """Paged attention of few new tokens a row (decode, verification) on Hopper, in Pallas Mosaic GPU.
 
-Flash-decoding: the pages of a row and KV head are cut into chunks, a fixed set of thread blocks works through all
-chunks of all rows, and a second kernel merges the chunks of each row. The product is taken transposed: keys (then
-channels) are the tall side of the matrix instruction and the few queries its narrow side,
+Flash-decoding: the pages of a row and KV head are cut into chunks, a fixed set of thread blocks shares out the chunks
+of all rows, and a second kernel merges the chunks of each row. A block takes chunks that follow each other, most often
+of one row and head, whose queries it then prepares once. The product is taken transposed: keys (then channels) are the
+tall side of the matrix instruction and the few queries its narrow side,
 
     S^T [64 keys, R] = K_page [64, D] @ Q^T [D, R]        O^T [D, R] = V_page^T [D, 64] @ P^T [64, R]
 
@@ -14,10 +15,9 @@ result does not depend on its neighbours, nor on which block computes what.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -26,10 +26,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import not_hopper
-from pallas_kernels.mosaic import read
+from pallas_kernels.mosaic import lines, read
 
 BLOCKS = 132
 """Thread blocks of the main kernel: one per multiprocessor of an H100 or H200."""
+FEWEST_PAGES = 2
+"""Pages of a chunk at least, where a row has as many."""
 PAGE = 64
 HEAD_DIM = 256
 ROTARY = 64
@@ -38,6 +40,7 @@ MOST_TOKENS = 16
 MOST_GROUP = 8
 MOST_QUERIES = 32
 """Queries of one block: the accumulators of more do not fit the registers."""
+_SHARED_BYTES = 227 * 1024
 _LOG2E = math.log2(math.e)
 _LOWEST = -1e30
 _TILE = plgpu.Layout.WGMMA
@@ -73,76 +76,117 @@ def unavailable(**arguments: Any) -> str | None:
     return unsupported(**arguments) or not_hopper()
 
 
-def chunk_pages(pages: Any, *, rows: int, kv_heads: int, table: int) -> Any:
+def chunk_pages(pages: Any, *, kv_heads: int, table: int) -> Any:
     """Pages of one chunk of a row that has `pages` pages; Python integers or traced ones.
 
-    Short contexts are cut so that the chunks of equal rows fill the blocks once; long ones into pieces of a
-    length that keeps uneven rows balanced.
+    Short contexts are cut so that the chunks of one row alone fill the blocks once; long ones into pieces of a length
+    that keeps uneven rows balanced. A chunk of a single page is not worth its part of the merge.
     """
-    once = max(1, BLOCKS // (rows * kv_heads))
+    once = max(1, BLOCKS // kv_heads)
     longest = max(16, -(-table // 64))
-    even = (pages + (once - 1)) // once
     if isinstance(pages, int):
-        return max(1, min(even, longest))
-    return jnp.clip(even, 1, longest)
+        return max(FEWEST_PAGES, min(-(-pages // once), longest))
+    return jnp.clip(_over(pages, once), FEWEST_PAGES, longest)
 
 
-def most_chunks(*, rows: int, kv_heads: int, table: int) -> int:
+def most_chunks(*, kv_heads: int, table: int) -> int:
     """Most chunks that a row can have."""
-    sizes = {"rows": rows, "kv_heads": kv_heads, "table": table}
+    sizes = {"kv_heads": kv_heads, "table": table}
     return max(-(-n // chunk_pages(n, **sizes)) for n in range(1, table + 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Work:
-    """The list of chunks of all rows, as scalars inside the kernel."""
-
-    tokens: Sequence[Any]
-    size: Sequence[Any]
-    count: Sequence[Any]
-    ends: Sequence[Any]
-    blocks: int
-
-    @staticmethod
-    def of(starts_ref: Any, lengths_ref: Any, *, kv_heads: int, blocks: int, table: int) -> _Work:
-        tokens, sizes, counts, ends = [], [], [], []
-        end = jnp.int32(0)
-        rows = lengths_ref.shape[0]
-        for b in range(rows):
-            n = lengths_ref[b]
-            used = jnp.where(n > 0, starts_ref[b] + n, 0)
-            pages = (used + (PAGE - 1)) // PAGE
-            size = chunk_pages(pages, rows=rows, kv_heads=kv_heads * blocks, table=table)
-            count = (pages + size - 1) // size
-            end = end + count * (kv_heads * blocks)
-            tokens.append(used)
-            sizes.append(size)
-            counts.append(count)
-            ends.append(end)
-        return _Work(tokens, sizes, counts, ends, blocks)
-
-    def item(self, i: Any) -> tuple[Any, ...]:
-        """Row, KV head, block of queries, chunk, first page, pages, tokens of the row, whether its last chunk."""
-        b, first = jnp.int32(0), jnp.int32(0)
-        tokens, size, count = self.tokens[0], self.size[0], self.count[0]
-        for r in range(1, len(self.ends)):
-            later = i >= self.ends[r - 1]
-            b = jnp.where(later, r, b)
-            first = jnp.where(later, self.ends[r - 1], first)
-            tokens = jnp.where(later, self.tokens[r], tokens)
-            size = jnp.where(later, self.size[r], size)
-            count = jnp.where(later, self.count[r], count)
-        # Blocks of queries that read the same pages come together, so that the second finds them in the cache.
-        local, block = _divmod(i - first, self.blocks)
-        head = local // count
-        chunk = local - head * count
-        page = chunk * size
-        n = jnp.minimum(size, (tokens + (PAGE - 1)) // PAGE - page)
-        return b, head, block, chunk, page, n, tokens, chunk == count - 1
+def _over(x: Any, by: Any) -> Any:
+    """Rounded up, of what is not negative: half the instructions of `//`."""
+    return jax.lax.div(x + (by - 1), jnp.int32(by))
 
 
-def _divmod(x: Any, by: int) -> tuple[Any, Any]:
-    return (x, jnp.int32(0)) if by == 1 else (x // by, jax.lax.rem(x, by))
+def _divmod(x: Any, by: Any) -> tuple[Any, Any]:
+    """The same, rounded down, and the remainder."""
+    by = jnp.broadcast_to(jnp.int32(by), x.shape)
+    return jax.lax.div(x, by), jax.lax.rem(x, by)
+
+
+class Item(NamedTuple):
+    """What a block does at one time: a chunk of a row for one KV head. A line of `share_out`, int32."""
+
+    row: Any
+    head: Any
+    queries: Any
+    """Which of the blocks of queries."""
+    chunk: Any
+    page: Any
+    """First page, counted from the row's first."""
+    where: Any
+    """Its place in the planes."""
+    pages: Any
+    start: Any
+    """Position of the row's first query."""
+    tokens: Any
+    """Of the row, up to its last query."""
+    last: Any
+    """1 for the last chunk of the row."""
+    appends: Any
+    """1 where the block does the last chunk of this row and KV head too."""
+    items: Any
+    """How many the block does."""
+
+
+def share_out(
+    block_tables: Int[Array, "B L"],
+    starts: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+    *,
+    kv_heads: int,
+    query_blocks: int,
+) -> Int[Array, "blocks items fields"]:
+    """The items of each block, which follow each other in the list of all chunks of all rows.
+
+    Made by XLA, once for all layers of a step: in the kernel it would take a third of the time of a short context.
+    """
+    B, L = block_tables.shape
+    heads = kv_heads * query_blocks
+    most = -(-B * heads * most_chunks(kv_heads=heads, table=L) // BLOCKS)
+    tokens = jnp.where(lengths > 0, starts + lengths, 0)
+    pages = _over(tokens, PAGE)
+    size = chunk_pages(pages, kv_heads=heads, table=L)
+    count = _over(pages, size)
+    ends = [count[0] * heads]
+    for b in range(1, B):  # no sum over rows, which would be a kernel of its own
+        ends.append(ends[-1] + count[b] * heads)
+    share = _over(ends[-1], BLOCKS)
+    block = jax.lax.broadcasted_iota(jnp.int32, (BLOCKS, most), 0)
+    nth = jax.lax.broadcasted_iota(jnp.int32, (BLOCKS, most), 1)
+    i = jnp.minimum(block * share + nth, ends[-1] - 1)
+    end = jnp.minimum((block + 1) * share, ends[-1])
+
+    row, first = jnp.zeros_like(i), jnp.zeros_like(i)
+    values = [tokens, pages, size, count, starts]
+    mine = [jnp.broadcast_to(x[0], i.shape) for x in values]
+    for b in range(1, B):
+        later = i >= ends[b - 1]
+        row, first = jnp.where(later, b, row), jnp.where(later, ends[b - 1], first)
+        mine = [jnp.where(later, x[b], m) for x, m in zip(values, mine, strict=True)]
+    tokens, pages, size, count, starts = mine
+    count = jnp.maximum(count, 1)
+    # Blocks of queries that read the same pages come together, so that the second finds them in the cache.
+    local, queries = _divmod(i - first, query_blocks)
+    head, chunk = _divmod(local, count)
+    page = chunk * size
+    item = Item(
+        row=row,
+        head=head,
+        queries=queries,
+        chunk=chunk,
+        page=page,
+        where=block_tables[row, jnp.clip(page, 0, L - 1)],
+        pages=jnp.minimum(size, pages - page),
+        start=starts,
+        tokens=tokens,
+        last=chunk == count - 1,
+        appends=i + (count - chunk) * query_blocks <= end,
+        items=jnp.maximum(end - block * share, 0),
+    )
+    return lines(item)
 
 
 def _down(column: Any, rows: int) -> Any:
@@ -177,50 +221,56 @@ def _chunks_kernel(
     dtype: Any,
     scale: float,
     eps: float | None,
-    stages: int,
     interpret: Any,
 ) -> tuple[Float[Array, "BKQ C R D"], Float[Array, "BKQ C R"]]:
     """Normalised output and base-2 log of the weights' sum of each chunk. Unused chunks stay unwritten.
 
     With `eps`, the operands are a raw projection and what turns it into queries, keys and values; the new key and
     value enter the last chunk directly and are written to their page. Otherwise the queries are ready.
+
+    With the `group` queries of a KV head goes its key as one more column of [D, W], through the same norm and rope.
     """
     fused = eps is not None
     causal = blocks * tokens > 1
     B, K, Q, R, D, P = rows, kv_heads, blocks, queries, HEAD_DIM, PAGE
-    C = most_chunks(rows=B, kv_heads=K * Q, table=table)
+    C = most_chunks(kv_heads=K * Q, table=table)
     factor = scale * _LOG2E
     epsilon = 0.0 if eps is None else eps
     parts = range(0, D, ROTARY)
+    W = -(-(group + 1) // 8) * 8
 
     def body(*refs: Any) -> None:
         if fused:
             (
                 qkv_ref, q_norm_ref, k_norm_ref, cos_ref, sin_ref, k_ref, v_ref,
-                layer_ref, tables_ref, starts_ref, lengths_ref, out_ref, lse_ref,
-                q_smem, kv_smem, p_smem, q_full, full, empty, angles_smem, swap_smem,
+                layer_ref, tables_ref, work_ref, out_ref, lse_ref,
+                q_smem, kv_smem, p_smem, out_smem, q_full, full, empty, swap_smem, score_smem, value_smem,
             ) = refs  # fmt: skip
         else:
             (
                 q_ref, k_ref, v_ref,
-                layer_ref, tables_ref, starts_ref, lengths_ref, out_ref, lse_ref,
-                q_smem, kv_smem, p_smem, q_full, full, empty,
+                layer_ref, tables_ref, work_ref, out_ref, lse_ref,
+                q_smem, kv_smem, p_smem, out_smem, q_full, full, empty,
             ) = refs  # fmt: skip
         block = jax.lax.axis_index("block")
         thread = jax.lax.axis_index("wg")
-        work = _Work.of(starts_ref, lengths_ref, kv_heads=K, blocks=Q, table=table)
-        mine = jnp.maximum((work.ends[-1] - block + (BLOCKS - 1)) // BLOCKS, 0)
         layer = layer_ref[0]
+
+        def item_of(j: Any) -> Item:
+            return Item(*(work_ref[block, j, field] for field in range(len(Item._fields))))
+
+        items = item_of(0).items
 
         @pl.when(thread == 1)
         def _load() -> None:
             plgpu.set_max_registers(40, action="decrease")
 
             def one_item(j: Any, tick: Any) -> Any:
-                b, head, _, _, page, n, _, _ = work.item(block + j * BLOCKS)
+                item = item_of(j)
 
-                def one_page(x: Any, tick: Any) -> Any:
-                    where = (layer, tables_ref[b, page + x], head)
+                def one_page(x: Any, carry: Any) -> Any:
+                    tick, page = carry
+                    where = (layer, page, item.head)
                     for pages, step in ((k_ref, 0), (v_ref, 1)):
                         slot = jax.lax.rem(tick + step, stages)
 
@@ -229,11 +279,12 @@ def _chunks_kernel(
                             plgpu.barrier_wait(empty.at[slot])
 
                         plgpu.copy_gmem_to_smem(pages.at[where], kv_smem.at[slot], full.at[slot])
-                    return tick + 2
+                    following = jnp.minimum(item.page + x + 1, table - 1)
+                    return tick + 2, tables_ref[item.row, following]
 
-                return jax.lax.fori_loop(0, n, one_page, tick)
+                return jax.lax.fori_loop(0, item.pages, one_page, (tick, item.where))[0]
 
-            ticks = jax.lax.fori_loop(0, mine, one_item, jnp.int32(0))
+            ticks = jax.lax.fori_loop(0, items, one_item, jnp.int32(0))
             # Every arrival is waited for, so that the barriers end in a known phase.
             for slot in range(stages):
 
@@ -241,88 +292,89 @@ def _chunks_kernel(
                 def _drain(slot: int = slot) -> None:
                     plgpu.barrier_wait(empty.at[slot])
 
-        def normalise(x: Any, weight_ref: Any) -> list[Any]:
-            """Zero-centred RMS norm of each column of [D, R], then rope; rounded where the layer rounds."""
-            rate = jax.lax.rsqrt(jnp.sum(x * x, axis=0) * (1 / D) + epsilon)
-            w = _load_row(weight_ref, (layer,)).astype(jnp.float32)
-            y = rounded(x * _down(rate, D) * _across(w + 1.0, R))
-            out = [plgpu.layout_cast(y[c : c + ROTARY], _TILE) for c in parts]
-            # Rows j and j + 32 change places: written twice, read from the middle.
-            half = ROTARY // 2
-            swap_smem[pl.ds(0, ROTARY)] = out[0]
-            swap_smem[pl.ds(ROTARY, ROTARY)] = out[0]
-            other = plgpu.layout_cast(swap_smem[pl.ds(half, ROTARY)], _TILE)
-            cos = plgpu.layout_cast(angles_smem[0], _ROW)
-            sin = plgpu.layout_cast(angles_smem[1], _ROW)
-            turned = rounded(other * rounded(_across(sin, R)))
-            turned = jnp.where(_iota((ROTARY, R), 0) < half, -turned, turned)
-            out[0] = rounded(rounded(out[0] * rounded(_across(cos, R))) + turned)
-            return out
-
         def rounded(x: Any) -> Any:
             return x.astype(dtype).astype(jnp.float32)
 
-        def prepare(b: Any, head: Any, used: Any, last: Any) -> tuple[Any, Any, Any]:
-            """Raw projection to queries in `q_smem`; and what the new token brings to the softmax of this chunk."""
-            for row, ref in ((0, cos_ref), (1, sin_ref)):
-                for half in range(0, ROTARY, ROTARY // 2):
-                    plgpu.copy_gmem_to_smem(
-                        ref.at[b], angles_smem.at[row, pl.ds(half, ROTARY // 2)], q_full
-                    )
-            at_k = K * group * 2 + head
+        def prepare(item: Item) -> None:
+            """Raw projection to queries in `q_smem`; and what the new token brings to the softmax of the last chunk."""
+            # All loads come before the first barrier, so that they are under way together.
+            b, at = item.row, item.tokens - 1
+            at_k = K * group * 2 + item.head
             at_v = at_k + K
             k = _load_row(qkv_ref, (b, at_k // 2, jax.lax.rem(at_k, 2)))
             v = _load_row(qkv_ref, (b, at_v // 2, jax.lax.rem(at_v, 2)))
-            q = plgpu.layout_cast(jnp.zeros((D, R), jnp.float32), _TILE)
-            for r in range(group):
-                x = _load_row(qkv_ref, (b, head * group + r, 0))
-                q = jnp.where(_iota((D, R), 1) == r, _across(x.astype(jnp.float32), R), q)
-            plgpu.barrier_wait(q_full)
-            k = normalise(_across(k.astype(jnp.float32), R), k_norm_ref)
-            q = normalise(q, q_norm_ref)
-            for c, x in zip(parts, q, strict=True):
+            q = [_load_row(qkv_ref, (b, item.head * group + r, 0)) for r in range(group)]
+            w_q, w_k = (_load_row(ref, (layer,)) for ref in (q_norm_ref, k_norm_ref))
+            cos, sin = (_load_row(ref, (b,)) for ref in (cos_ref, sin_ref))
+            place = (tables_ref[b, at // PAGE], item.head, jax.lax.rem(at, PAGE))
+
+            # Zero-centred RMS norm of each column; rounded where the layer rounds, as all that follows.
+            x = plgpu.layout_cast(jnp.zeros((D, W), jnp.float32), _TILE)
+            for r, row in enumerate([*q, k]):
+                x = jnp.where(_iota((D, W), 1) == r, _across(row.astype(jnp.float32), W), x)
+            rate = jax.lax.rsqrt(jnp.sum(x * x, axis=0) * (1 / D) + epsilon)
+            w_q, w_k = (_across(w.astype(jnp.float32) + 1.0, W) for w in (w_q, w_k))
+            x = rounded(x * _down(rate, D) * jnp.where(_iota((D, W), 1) == group, w_k, w_q))
+            y = [plgpu.layout_cast(x[c : c + ROTARY], _TILE) for c in parts]
+
+            # Rope: rows j and j + 32 change places, written twice and read from the middle; `sin` has their signs.
+            half = ROTARY // 2
+            swap_smem[pl.ds(0, ROTARY)] = y[0]
+            swap_smem[pl.ds(ROTARY, ROTARY)] = y[0]
+            other = plgpu.layout_cast(swap_smem[pl.ds(half, ROTARY)], _TILE)
+            turned = rounded(other * rounded(_across(sin, W)))
+            y[0] = rounded(rounded(y[0] * rounded(_across(cos, W))) + turned)
+
+            is_key = _iota((ROTARY, W), 1) == group
+            new = [jnp.sum(jnp.where(is_key, c, 0.0), axis=1) for c in y]
+            y = [plgpu.layout_cast(c[:, :R], _TILE) for c in y]
+            for c, x in zip(parts, y, strict=True):
                 q_smem.at[:, pl.ds(c, ROTARY)].transpose((1, 0))[...] = plgpu.layout_cast(
                     x.astype(dtype), _TURNED
                 )
+            products = [x * _across(c, R) for x, c in zip(y, new, strict=True)]
+            score_smem[...] = jnp.sum(sum(products[1:], products[0]), axis=0) * factor
+            value_smem[...] = v
             plgpu.commit_smem()
-            products = sum(x * y for x, y in zip(q[1:], k[1:], strict=True)) + q[0] * k[0]
-            score = jnp.sum(products, axis=0) * factor
 
-            @pl.when(last)
+            @pl.when(item.appends != 0)
             def _append() -> None:
                 # The same page may be on its way to shared memory: this column is masked there, whatever it holds.
-                at = used - 1
-                where = (layer, tables_ref[b, at // PAGE], head, jax.lax.rem(at, PAGE))
-                for c, x in zip(parts, k, strict=True):
-                    # All columns are equal.
-                    k_ref[(*where, pl.ds(c, ROTARY))] = jnp.max(x, axis=1).astype(dtype)
-                v_ref[where] = v
-
-            mine = last.astype(jnp.float32)
-            return (
-                _across(v.astype(jnp.float32), R) * mine,
-                score * mine + (1 - mine) * _LOWEST,
-                jnp.where(_iota((P, R), 0) == 0, 1.0, 0.0) * mine,
-            )
+                for c, x in zip(parts, new, strict=True):
+                    k_ref[(layer, *place, pl.ds(c, ROTARY))] = x.astype(dtype)
+                v_ref[(layer, *place)] = v
 
         @pl.when(thread == 0)
         def _compute() -> None:
             plgpu.set_max_registers(232, action="increase")
 
-            def one_item(j: Any, tick: Any) -> Any:
-                b, head, part, chunk, page, n, used, last = work.item(block + j * BLOCKS)
-                bk = (b * K + head) * Q + part
+            def one_item(j: Any, carry: Any) -> Any:
+                tick, before = carry
+                item = item_of(j)
+                bk = (item.row * K + item.head) * Q + item.queries
+
+                @pl.when(bk != before)
+                def _queries() -> None:
+                    if fused:
+                        prepare(item)
+                    else:
+                        plgpu.copy_gmem_to_smem(q_ref.at[bk], q_smem, q_full)
+                        plgpu.barrier_wait(q_full)
+
                 if fused:
-                    acc, peak, total = prepare(b, head, used, last)
-                    readable = used - 1
+                    last = item.last.astype(jnp.float32)
+                    value = plgpu.layout_cast(value_smem[...], _ROW).astype(jnp.float32)
+                    score = plgpu.layout_cast(score_smem[...], _COLUMN)
+                    acc = _across(value, R) * last
+                    peak = score * last + (1 - last) * _LOWEST
+                    total = jnp.where(_iota((P, R), 0) == 0, 1.0, 0.0) * last
+                    readable = item.tokens - 1
                 else:
-                    plgpu.copy_gmem_to_smem(q_ref.at[bk], q_smem, q_full)
-                    plgpu.barrier_wait(q_full)
                     acc = jnp.zeros((D, R), jnp.float32)
                     peak = jnp.full((R,), _LOWEST, jnp.float32)
                     total = jnp.zeros((P, R), jnp.float32)
-                    readable = used
-                start = starts_ref[b] + part * tokens
+                    readable = item.tokens
+                start = item.start + item.queries * tokens
 
                 def one_page(x: Any, carry: Any) -> Any:
                     tick, acc, peak, total = carry
@@ -337,7 +389,7 @@ def _chunks_kernel(
                     s = pl.run_scoped(scores, plgpu.ACC((P, R), jnp.float32))
                     plgpu.barrier_arrive(empty.at[k_slot])
 
-                    first = (page + x) * P
+                    first = (item.page + x) * P
                     seen = _iota((P, R), 0) < readable - first
                     if causal:
                         position = jax.lax.div(_iota((P, R), 1), group) + (start - first)
@@ -380,33 +432,37 @@ def _chunks_kernel(
                     plgpu.layout_cast(peak, _COLUMN),
                     plgpu.layout_cast(total, _TILE),
                 )
-                tick, acc, peak, total = jax.lax.fori_loop(0, n, one_page, carry)
+                tick, acc, peak, total = jax.lax.fori_loop(0, item.pages, one_page, carry)
                 total = jnp.sum(total, axis=0)
                 safe = jnp.where(total > 0, total, 1.0)
-                lse_ref[bk, chunk] = jnp.where(total > 0, peak + jnp.log2(safe), _LOWEST)
+                lse_ref[bk, item.chunk] = jnp.where(total > 0, peak + jnp.log2(safe), _LOWEST)
                 out = (acc / _down(safe, D)).astype(dtype)
-                # The queries are done with: their place serves to turn the result around.
-                q_smem.transpose((1, 0))[...] = plgpu.layout_cast(out, _TURNED)
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                out_smem.transpose((1, 0))[...] = plgpu.layout_cast(out, _TURNED)
                 plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(q_smem, out_ref.at[bk, chunk])
-                plgpu.wait_smem_to_gmem(0)
-                return tick
+                plgpu.copy_smem_to_gmem(out_smem, out_ref.at[bk, item.chunk])
+                return tick, bk
 
-            jax.lax.fori_loop(0, mine, one_item, jnp.int32(0))
+            jax.lax.fori_loop(0, items, one_item, (jnp.int32(0), jnp.int32(-1)))
+            # Shared memory must be there for as long as it is read; the copy itself ends with the kernel.
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    angles = 2 * (ROTARY // (ROTARY // 2))
+    # Pages of keys or values that are in flight or in use at a time.
+    stages = min(6, (_SHARED_BYTES - R * 2 * (2 * D + P)) // (2 * P * D))
     scratch = [
         plgpu.SMEM((R, D), dtype),
         plgpu.SMEM((stages, P, D), dtype),
         plgpu.SMEM((R, P), dtype),
-        plgpu.Barrier(num_arrivals=angles if fused else 1),
+        plgpu.SMEM((R, D), dtype),
+        plgpu.Barrier(),
         plgpu.Barrier(num_barriers=stages),
         plgpu.Barrier(num_barriers=stages),
     ]
     if fused:
         scratch += [
-            plgpu.SMEM((2, ROTARY), jnp.float32),
-            plgpu.SMEM((2 * ROTARY, R), jnp.float32),
+            plgpu.SMEM((2 * ROTARY, W), jnp.float32),
+            plgpu.SMEM((R,), jnp.float32),
+            plgpu.SMEM((D,), dtype),
         ]
 
     def with_scratch(*refs: Any) -> None:
@@ -449,12 +505,13 @@ def _merge_kernel(
     rows = B if qkv is None else qkv.shape[0]
     together = min(C, 16)
 
-    def body(*refs: Any) -> None:
+    def paged_attention_merge(*refs: Any) -> None:
         part_ref, lse_ref, starts_ref, lengths_ref, *gate_ref, out_ref = refs
         row = jax.lax.axis_index("row")
         b, rest = row // (T * N), jax.lax.rem(row, T * N)
         t, head = rest // N, jax.lax.rem(rest, N)
-        part, t = (jnp.int32(0), t) if Q == 1 else _divmod(t, block_tokens)
+        part = t // block_tokens if Q > 1 else 0
+        t = t - part * block_tokens
         bk = (b * K + head // G) * Q + part
         r = t * G + jax.lax.rem(head, G)
         gate = None
@@ -463,9 +520,8 @@ def _merge_kernel(
             gate = gate_ref[0][b, head, 1].astype(jnp.float32)
             gate = (1 / (1 + jnp.exp2(gate * -_LOG2E))).astype(out_ref.dtype)
         n = lengths_ref[b]
-        pages = (jnp.where(n > 0, starts_ref[b] + n, 0) + (PAGE - 1)) // PAGE
-        size = chunk_pages(pages, rows=B, kv_heads=K * Q, table=table)
-        count = (pages + size - 1) // size
+        pages = _over(jnp.where(n > 0, starts_ref[b] + n, 0), PAGE)
+        count = _over(pages, chunk_pages(pages, kv_heads=K * Q, table=table))
 
         def step(i: Any, carry: Any) -> Any:
             peak, total, acc = carry
@@ -488,7 +544,7 @@ def _merge_kernel(
             return new_peak, total, acc
 
         start = (jnp.float32(_LOWEST), jnp.float32(0), jnp.zeros((D,), jnp.float32))
-        steps = (count + (together - 1)) // together
+        steps = _over(count, together)
         _, total, acc = jax.lax.fori_loop(0, steps, step, start)
         out = (acc * (1 / jnp.where(total > 0, total, 1.0))).astype(out_ref.dtype)
         if gate is not None:
@@ -497,7 +553,7 @@ def _merge_kernel(
 
     operands = [partials, lse, starts, lengths, *([] if qkv is None else [qkv])]
     return plgpu.kernel(
-        body,
+        paged_attention_merge,
         out_type=jax.ShapeDtypeStruct((rows * T * N, D), partials.dtype),
         grid=(B * T * N,),
         grid_names=("row",),
@@ -518,13 +574,9 @@ def paged_attention(
     lengths: Int[Array, " B"],
     *,
     scale: float,
-    stages: int = 6,
     interpret: Any = None,
 ) -> Float[Array, "B T N D"]:
-    """See `api.paged_attention`.
-
-    `stages` pages of keys or values are in flight or in use at a time (32 KiB each).
-    """
+    """See `api.paged_attention`."""
     B, T, N, D = q.shape
     L, K = block_tables.shape[1], k_pages.shape[2]
     G = N // K
@@ -535,10 +587,11 @@ def paged_attention(
     grouped = jnp.pad(q, [(0, 0), (0, Q * t - T), (0, 0), (0, 0)]).reshape(B, Q, t, K, G, D)
     grouped = jnp.transpose(grouped, (0, 3, 1, 2, 4, 5)).reshape(B * K * Q, t * G, D)
     grouped = jnp.pad(grouped, [(0, 0), (0, R - t * G), (0, 0)])
+    work = share_out(block_tables, starts, lengths, kv_heads=K, query_blocks=Q)
     partials, lse = _chunks_kernel(
-        (grouped, k_pages, v_pages, layer.reshape(1), block_tables, starts, lengths),
+        (grouped, k_pages, v_pages, layer.reshape(1), block_tables, work),
         kv_heads=K, queries=R, blocks=Q, tokens=t, group=G, table=L, rows=B, dtype=q.dtype,
-        scale=scale, eps=None, stages=stages, interpret=interpret,
+        scale=scale, eps=None, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
         partials, lse, starts, lengths, None,
@@ -561,23 +614,25 @@ def attention_decode(
     *,
     scale: float,
     eps: float,
-    stages: int = 6,
     interpret: Any = None,
 ) -> Float[Array, "R N_D"]:
-    """See `api.attention_decode`, and `paged_attention` above for `stages`."""
+    """See `api.attention_decode`."""
     B, (rows, M) = starts.shape[0], qkv.shape
     L, K, D = block_tables.shape[1], k_pages.shape[2], k_pages.shape[4]
     N = (M // D - 2 * K) // 2
     G = N // K
     R = -(-G // 8) * 8
     heads = qkv.reshape(rows, N + K, 2, D)
+    cos = jnp.tile(cos, 2)
+    sin = jnp.tile(sin, 2) * jnp.where(jnp.arange(ROTARY) < ROTARY // 2, -1.0, 1.0)[None]
+    work = share_out(block_tables, starts, lengths, kv_heads=K, query_blocks=1)
     partials, lse = _chunks_kernel(
         (
             heads, q_norm, k_norm, cos, sin, k_pages, v_pages,
-            layer.reshape(1), block_tables, starts, lengths,
+            layer.reshape(1), block_tables, work,
         ),
         kv_heads=K, queries=R, blocks=1, tokens=1, group=G, table=L, rows=B, dtype=qkv.dtype,
-        scale=scale, eps=eps, stages=stages, interpret=interpret,
+        scale=scale, eps=eps, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
         partials, lse, starts, lengths, heads,

@@ -102,7 +102,7 @@ def paged_attention(
         else:
             plgpu.wgmma(acc, a, b.transpose((1, 0)) if transposed else b)
 
-    def body(
+    def paged_attention_prefill(
         layer_ref: Any,
         tables_ref: Any,
         starts_ref: Any,
@@ -261,7 +261,7 @@ def paged_attention(
         for width in ((PAGE, HEAD_DIM) if interpret else ())
     ]
     kernel = plgpu.kernel(
-        body,
+        paged_attention_prefill,
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
         scratch_types=[
             smem(_HEADS, _ROWS, HEAD_DIM),

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import paged_decode_oracle as oracle
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention import attention_decode, decode_kernel, paged_attention
 from pallas_kernels.paged_attention.decode_shapes import SHAPES, DecodeShape, random_arguments
@@ -74,15 +76,58 @@ def test_the_kernel_lowers_for_the_gpu(name):
     assert text.count("stablehlo.custom_call") == 2
 
 
+share_out = jax.jit(decode_kernel.share_out, static_argnames=("kv_heads", "query_blocks"))
+
+
 def test_chunks_cover_a_row_and_depend_on_nothing_else():
-    for rows_, heads, table in ((1, 2, 32), (8, 4, 512), (1, 4, 4096), (16, 2, 7)):
-        sizes = {"rows": rows_, "kv_heads": heads, "table": table}
+    for heads, table in ((2, 32), (4, 512), (4, 4096), (2, 7)):
+        sizes = {"kv_heads": heads, "table": table}
         most = decode_kernel.most_chunks(**sizes)
         for pages in range(1, table + 1):
             size = decode_kernel.chunk_pages(pages, **sizes)
             assert size == int(decode_kernel.chunk_pages(jnp.int32(pages), **sizes))
             assert size >= 1
             assert -(-pages // size) <= most
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_blocks_share_out_the_chunks_of_all_rows(data):
+    """Each chunk once and in order, equal shares, and who has a row's last chunk appends from its first item on."""
+    rows, heads, parts, table = data.draw(
+        st.sampled_from([(1, 1, 1, 7), (8, 4, 1, 512), (3, 2, 3, 32), (8, 2, 1, 33)])
+    )
+    lengths = np.array([data.draw(st.sampled_from([0, 1, 1, 5])) for _ in range(rows)])
+    starts = np.array([data.draw(st.integers(0, table * 64 - 5)) for _ in range(rows)])
+    tables = np.random.default_rng(0).permutation(rows * table).reshape(rows, table)
+    want = []
+    for b in range(rows):
+        tokens = int(starts[b] + lengths[b]) if lengths[b] else 0
+        pages = -(-tokens // 64)
+        size = decode_kernel.chunk_pages(pages, kv_heads=heads * parts, table=table)
+        firsts = range(0, pages, size)
+        want += [
+            (b, head, part, n, first, tables[b, first], min(size, pages - first), starts[b], tokens,
+             first == firsts[-1])
+            for head in range(heads) for n, first in enumerate(firsts) for part in range(parts)
+        ]  # fmt: skip
+    given_out = share_out(
+        *(jnp.asarray(x, jnp.int32) for x in (tables, starts, lengths)),
+        kv_heads=heads,
+        query_blocks=parts,
+    )
+    items = [
+        [decode_kernel.Item(*line) for line in block[: block[0, -1]]]
+        for block in np.array(given_out)
+    ]
+    assert [tuple(item[:10]) for block in items for item in block] == want
+    shares = [len(block) for block in items if block]
+    assert not shares or set(shares[:-1]) <= {-(-len(want) // decode_kernel.BLOCKS)}
+    assert all(item.items == len(block) for block in items for item in block)
+    if parts == 1:
+        for block in items:
+            last = {(item.row, item.head) for item in block if item.last}
+            assert all(item.appends == ((item.row, item.head) in last) for item in block)
 
 
 def test_a_kernel_that_cannot_run_says_why():
