@@ -52,6 +52,7 @@ from ninfer_jax.models.model import Model
 from ninfer_jax.program import startup
 from ninfer_jax.program.plans import SamplingRows
 from ninfer_jax.program.program import Program
+from ninfer_jax.program.readback import read
 from pallas_kernels.measuring import device_events
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill
 from scripts.provenance import measured_with
@@ -205,12 +206,11 @@ def decode_step(
 
 
 def run_steps(step: Callable[[int], Any], first: int, count: int) -> None:
-    """Each is launched before the last is read, whose tokens travel as soon as they exist, as in the engine."""
+    """Each is launched before the last is read, as in the engine."""
     before = step(first)
     for i in range(first + 1, first + count):
-        before.copy_to_host_async()
         after = step(i)
-        np.asarray(before)
+        read(before)
         before = after
     jax.block_until_ready(before)
 

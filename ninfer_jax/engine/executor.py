@@ -139,5 +139,4 @@ class Executor:
             sampled if sampling else None,
             self._program.token_logprobs(logits) if scored else None,
         )
-        flight.start_reading()
         self._flights.append(flight)

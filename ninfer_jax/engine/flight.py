@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ninfer_jax.engine.request import Sequence
+from ninfer_jax.program import readback
 from ninfer_jax.program.plans import TokenLogprobs
 from planner.world import DecodeRow
 
@@ -33,16 +34,11 @@ class DecodeFlight:
     """int32 [2, C]: tokens and health."""
     logprobs: TokenLogprobs | None = None
 
-    def start_reading(self) -> None:
-        """Let the tokens travel to the host as soon as they exist."""
-        if self.sampled is not None:
-            self.sampled.copy_to_host_async()
-
     def read(self) -> Readings:
         """Wait for the results."""
         if self.sampled is None:
             return Readings([], [], None)
-        tokens, healthy = np.asarray(self.sampled).tolist()
+        tokens, healthy = readback.read(self.sampled).tolist()
         return Readings(tokens, healthy, jax.device_get(self.logprobs))
 
 

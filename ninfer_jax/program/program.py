@@ -37,13 +37,14 @@ COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
     # XLA's older code for fusions is 10 to 40% faster on these units and compiles faster; jax 0.11 no longer has it.
     "cpu": {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {},
     # A loop over layers reads its weights in place where the product can take a slice of the stack; Triton's cannot.
-    "gpu": {"xla_gpu_enable_dynamic_slice_fusion": True, "xla_gpu_enable_triton_gemm": False},
+    # A graph whose kernels form one line starts sooner than one with branches, which a step has no use for.
+    "gpu": {
+        "xla_gpu_enable_dynamic_slice_fusion": True,
+        "xla_gpu_enable_triton_gemm": False,
+        "xla_gpu_command_buffer_scheduling_mode": "SERIALIZE",
+    },
 }
 """XLA options for all units, by platform."""
-SHORT_STEP_BYTES = 2 << 30
-"""Weights up to which a decode step itself brings its tokens to the host. On an H200 that takes 0.04 ms of every step;
-a copy that is asked for afterwards goes through three threads of the host in 0.2 to 0.4 ms, during which the next step
-runs. So it pays where a step is about as short as the host's part of it."""
 
 
 class Program:
@@ -157,11 +158,11 @@ class Program:
             return on_device if np.array_equal(wanted, expected) else self.put(wanted)
 
         on_device = jax.tree.map(there, plan, expected, on_device)
-        self._state, on_device, self._sampled, decoded = self._units["decode"](
+        self._state, on_device, decoded = self._units["decode"](
             self._params, self._state, on_device, self._logits, self._sampled
         )
         self._following = plan.following(), on_device
-        self._logits = decoded.logits
+        self._logits, self._sampled = decoded
         return decoded
 
     def sample_plain(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
@@ -171,18 +172,16 @@ class Program:
           int32 [2, C], see `Decoded.sampled`.
         """
         self._require_open()
-        self._sampled, told = self._units["sample_plain"](
-            logits, self._sampled, self._following[1], rows
-        )
-        return told
+        self._sampled = self._units["sample_plain"](logits, self._sampled, self._following[1], rows)
+        return self._sampled
 
     def sample(self, logits: jax.Array, rows: SamplingRows) -> jax.Array:
         """Sample after `decode` with all of every row's own parameters, and count it; returns the same."""
         self._require_open()
-        self._sampler, self._sampled, told = self._units["sample"](
+        self._sampler, self._sampled = self._units["sample"](
             self._sampler, logits, self._sampled, self._following[1], rows
         )
-        return told
+        return self._sampled
 
     def token_logprobs(self, logits: jax.Array) -> TokenLogprobs:
         """Log-probabilities of the tokens that were sampled last, [C], on the device."""
@@ -264,8 +263,7 @@ class Program:
         if self._device.platform == "gpu" and (why := streamed.unfit(config, params, rows)):
             _LOG.warning("decode runs without fused kernels: %s", why)
         # The unit that takes longest comes first: it compiles while others are lowered.
-        short = sum(x.nbytes for x in jax.tree.leaves(params)) <= SHORT_STEP_BYTES
-        decode, plan = partial(units.decode, config, deliver=short), self._following[0]
+        decode, plan = partial(units.decode, config), self._following[0]
         want("decode", decode, params, state, plan, logits, self._sampled, donate=(1, 2, 3))
         for T in self.limits.chunk_buckets:
             chunk = PrefillPlan(
@@ -290,14 +288,14 @@ class Program:
             seed=_array(jnp.uint32, rows, 2),
         )
         drawn = (logits, self._sampled, plan, sampling)
-        want("sample_plain", partial(units.sample_plain, deliver=short), *drawn)
-        want("sample", partial(units.sample, deliver=short), self._sampler, *drawn, donate=0)
+        want("sample_plain", units.sample_plain, *drawn)
+        want("sample", units.sample, self._sampler, *drawn, donate=0)
         want("token_logprobs", units.token_logprobs, logits, self._sampled)
         marks = (i32(), i32(vocab), _array(jnp.bool_, vocab), f32(vocab))
         want("install_row", sampler.install_row, self._sampler, *marks, donate=0)
         wanted |= self._transfers.units(state)
         options = COMPILER_OPTIONS.get(self._device.platform, {})
-        depends_on = (config, self.limits.layout, self.limits.dtype, short)
+        depends_on = (config, self.limits.layout, self.limits.dtype)
         self._units = executables.compiled(wanted, self._device, options, depends_on, kept)
 
     def _run_each_unit_once(self) -> None:

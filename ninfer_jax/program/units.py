@@ -47,9 +47,7 @@ def decode(
     plan: DecodePlan,
     logits: Float[Array, "C V"],
     sampled: Int[Array, "two C"],
-    *,
-    deliver: bool,
-) -> tuple[DeviceState, DecodePlan, Int[Array, "two C"], Decoded]:
+) -> tuple[DeviceState, DecodePlan, Decoded]:
     """Run one token a row and sample greedily: a step of greedy rows is this one launch.
 
     A second executable without the argmax would not pay: it reads the logits once, and lowering a deep model takes
@@ -59,11 +57,10 @@ def decode(
     of every layer where the logits will be.
 
     Args:
-      sampled: tokens and health of the last step (`Decoded.sampled`), on the device.
-      deliver: put those of this step into memory of the host as well; otherwise the host gets them on the device.
+      sampled: tokens and health of the last step (`Decoded.sampled`).
 
     Returns:
-      State, plan and `sampled` for the next step, and what the host gets.
+      State and plan for the next step, and the results.
     """
     del logits
     tokens = jnp.where(plan.forced >= 0, plan.forced, sampled[0])
@@ -76,11 +73,7 @@ def decode(
     greedy, healthy = sampler.greedy(logits)
     kept = jnp.where(plan.counted > 0, greedy, sampled[0])
     sampled = jnp.stack([kept, healthy.astype(jnp.int32)])
-    return state, plan.following(), sampled, Decoded(logits, _told(sampled, deliver))
-
-
-def _told(sampled: Array, deliver: bool) -> Array:
-    return jax.device_put(sampled, jax.memory.Space.Host) if deliver else sampled
+    return state, plan.following(), Decoded(logits, sampled)
 
 
 def prompt_logprobs(
@@ -100,21 +93,18 @@ def sample_plain(
     sampled: Int[Array, "two C"],
     following: DecodePlan,
     rows: SamplingRows,
-    *,
-    deliver: bool,
-) -> tuple[Int[Array, "two C"], Int[Array, "two C"]]:
+) -> Int[Array, "two C"]:
     """Sampling where no row has penalties, bias or truncation: only temperature and seed count.
 
     `following` and the arrays before it are what `decode` gave. Equal to `sample` bit for bit, so a row does not notice
     which of them its neighbours call for (UN-11). Nothing is counted: who has penalties is never here.
 
     Returns:
-      `sampled` for the next step, and what the host gets.
+      `sampled` for the next step.
     """
     drawn = sampler.draw(logits, rows, following.positions)
     drawing = (following.sampled > 0) & (rows.temperature > 0)
-    sampled = jnp.stack([jnp.where(drawing, drawn, sampled[0]), sampled[1]])
-    return sampled, _told(sampled, deliver)
+    return jnp.stack([jnp.where(drawing, drawn, sampled[0]), sampled[1]])
 
 
 def sample(
@@ -123,17 +113,14 @@ def sample(
     sampled: Int[Array, "two C"],
     following: DecodePlan,
     rows: SamplingRows,
-    *,
-    deliver: bool,
-) -> tuple[SamplerState, Int[Array, "two C"], Int[Array, "two C"]]:
+) -> tuple[SamplerState, Int[Array, "two C"]]:
     """Sampling after `decode` with all of every row's parameters; returns what `sample_plain` does after its state.
 
     Rows that are not counted keep their last token and their counts.
     """
     sampling = following.sampled > 0
     state, tokens = sampler.sample(state, logits, rows, following.positions, sampling)
-    sampled = jnp.stack([jnp.where(sampling, tokens, sampled[0]), sampled[1]])
-    return state, sampled, _told(sampled, deliver)
+    return state, jnp.stack([jnp.where(sampling, tokens, sampled[0]), sampled[1]])
 
 
 def token_logprobs(logits: Float[Array, "C V"], sampled: Int[Array, "two C"]) -> TokenLogprobs:

@@ -1,14 +1,16 @@
 """On an accelerator: goldens in float32 and bfloat16, and neighbours that must not matter. Run by `make test-gpu`."""
 
-import functools
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from transfer_cases import PAGES, Machinery, copy, random_batch
 
 import ninfer_jax as nj
-from ninfer_jax.program import sampler, startup, units
+from ninfer_jax.program import readback, sampler, startup, units
 from ninfer_jax.program.plans import DecodePlan, SamplingRows
 from scripts.parity import compare
 
@@ -58,19 +60,37 @@ def test_plain_sampling_draws_what_full_sampling_does():
     rows = SamplingRows(temperature, none, ones, zeros, zeros, zeros, ones, seed)
     truncated = rows.replace(top_k=np.array([0, 0, 0, 0, 0, 0, 40, 0], np.int32))
     state = sampler.new_sampler_state(B, V)
-    plain, full = (
-        jax.jit(functools.partial(f, deliver=True)) for f in (units.sample_plain, units.sample)
-    )
+    plain, full = jax.jit(units.sample_plain), jax.jit(units.sample)
     for position in range(50):
         logits = jax.numpy.asarray(3 * rng.standard_normal((B, V), np.float32))
         plan = DecodePlan.null(B, 1)
         plan.positions[:], plan.sampled[:] = position, 1
         sampled = np.stack([np.argmax(logits, axis=1), ones]).astype(np.int32)
         assert np.array_equal(sampler.greedy(logits)[0], sampled[0])
-        got = np.asarray(plain(logits, sampled, plan, rows)[1])
-        assert np.array_equal(got, full(state, logits, sampled, plan, rows)[2])
-        mixed = np.asarray(full(state, logits, sampled, plan, truncated)[2])
+        got = np.asarray(plain(logits, sampled, plan, rows))
+        assert np.array_equal(got, full(state, logits, sampled, plan, rows)[1])
+        mixed = np.asarray(full(state, logits, sampled, plan, truncated)[1])
         assert np.array_equal(np.delete(got, 6, axis=1), np.delete(mixed, 6, axis=1))
+
+
+def test_results_are_read_while_the_device_works_on(monkeypatch):
+    """From any thread, by the driver's own copy, with everything launched behind them still to come."""
+
+    @jax.jit
+    def step(x, m):
+        return x * 3 + 1, jax.lax.fori_loop(0, 20, lambda _, m: m @ m / 4096, m)
+
+    x, m = jnp.arange(16, dtype=jnp.int32).reshape(2, 8), jnp.ones((4096, 4096), jnp.bfloat16)
+    assert readback._context(jax.devices()[0]) is not None
+    monkeypatch.setattr(readback, "np", SimpleNamespace(empty=np.empty))  # no other way than that
+    steps, want = [], np.arange(16).reshape(2, 8)
+    for _ in range(50):
+        x, m = step(x, m)
+        steps.append(x)
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(readback.read, steps):
+            want = (want * 3 + 1).astype(np.int32)
+            assert (got == want).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

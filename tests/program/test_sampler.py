@@ -15,8 +15,8 @@ V = 37
 truncate = jax.jit(sampler.truncate)
 adjust = jax.jit(sampler.adjust)
 sample = jax.jit(sampler.sample)
-plain = jax.jit(partial(units.sample_plain, deliver=True))
-sample_unit = jax.jit(partial(units.sample, deliver=True))
+plain = jax.jit(units.sample_plain)
+sample_unit = jax.jit(units.sample)
 
 
 def rows(B, **given):
@@ -172,7 +172,7 @@ def test_plain_sampling_is_full_sampling_that_asks_for_nothing(seed, vocab, lost
     temperature = np.array([0.0, 0.6, 1.0, 1.7, 1e-3, 1.0])
     sampled = np.stack([np.argmax(logits, axis=1), [1, 1, 0, 1, 1, 1]]).astype(np.int32)
     sampled[0, 5] = 7
-    got = np.asarray(plain(logits, sampled, plan, rows(B, temperature=temperature, seed=seeds))[1])
+    got = np.asarray(plain(logits, sampled, plan, rows(B, temperature=temperature, seed=seeds)))
     # The first three rows ask for nothing either time, the next two for a penalty and a truncation.
     counts = np.zeros((B, vocab), np.int32)
     counts[3] = rng.integers(0, 3, vocab)
@@ -183,7 +183,7 @@ def test_plain_sampling_is_full_sampling_that_asks_for_nothing(seed, vocab, lost
         ({"presence_penalty": [0, 0, 0, 1, 0, 0], "top_p": [1, 1, 1, 1, 0.5, 1]}, [0, 1, 2, 5]),
     ):
         params = rows(B, temperature=temperature, seed=seeds, **options)
-        after, _, full = sample_unit(state, logits, sampled, plan, params)
+        after, full = sample_unit(state, logits, sampled, plan, params)
         assert np.array_equal(got[:, same], np.asarray(full)[:, same])
         assert (np.asarray(after.counts) - counts).sum(axis=1).tolist() == [1, 1, 1, 1, 1, 0]
     assert got[0, 0] == sampled[0, 0]
