@@ -30,8 +30,8 @@ from pallas_kernels.mosaic import lines, read
 
 BLOCKS = 132
 """Thread blocks of the main kernel: one per multiprocessor of an H100 or H200."""
-FEWEST_PAGES = 2
-"""Pages of a chunk at least, where a row has as many."""
+PAGES = 2
+"""Pages of a chunk of a short context. With one the merge takes longer than is won."""
 PAGE = 64
 HEAD_DIM = 256
 ROTARY = 64
@@ -76,28 +76,31 @@ def unavailable(**arguments: Any) -> str | None:
     return unsupported(**arguments) or not_hopper()
 
 
-def chunk_pages(pages: Any, *, kv_heads: int, table: int) -> Any:
-    """Pages of one chunk of a row that has `pages` pages; Python integers or traced ones.
+def chunk_count(pages: Any, *, rows: int, kv_heads: int, table: int) -> Any:
+    """Chunks of a row that has `pages` pages, as equal as pages allow; Python integers or traced ones.
 
-    Short contexts are cut so that the chunks of one row alone fill the blocks once; long ones into pieces of a length
-    that keeps uneven rows balanced. A chunk of a single page is not worth its part of the merge.
+    Multiples of what gives the blocks as much to do if all rows are equal, since a block that has one chunk more than
+    the others is waited for: so many that a chunk has `PAGES` or less, but no more than give the blocks to one row
+    alone. Long contexts have more, of a length that keeps uneven rows balanced.
     """
-    once = max(1, BLOCKS // kv_heads)
+    once = max(1, BLOCKS // (rows * kv_heads))
+    alone = max(once, BLOCKS // kv_heads // once * once)
     longest = max(16, -(-table // 64))
-    if isinstance(pages, int):
-        return max(FEWEST_PAGES, min(-(-pages // once), longest))
-    return jnp.clip(_over(pages, once), FEWEST_PAGES, longest)
+    count = _least(_over(pages, PAGES * once) * once, alone)
+    return _least(_most(count, _over(pages, longest)), pages)
 
 
-def most_chunks(*, kv_heads: int, table: int) -> int:
-    """Most chunks that a row can have."""
-    sizes = {"kv_heads": kv_heads, "table": table}
-    return max(-(-n // chunk_pages(n, **sizes)) for n in range(1, table + 1))
+def _least(x: Any, y: Any) -> Any:
+    return min(x, y) if isinstance(x, int) else jnp.minimum(x, y)
+
+
+def _most(x: Any, y: Any) -> Any:
+    return max(x, y) if isinstance(x, int) else jnp.maximum(x, y)
 
 
 def _over(x: Any, by: Any) -> Any:
     """Rounded up, of what is not negative: half the instructions of `//`."""
-    return jax.lax.div(x + (by - 1), jnp.int32(by))
+    return -(-x // by) if isinstance(x, int) else jax.lax.div(x + (by - 1), jnp.int32(by))
 
 
 def _divmod(x: Any, by: Any) -> tuple[Any, Any]:
@@ -145,11 +148,11 @@ def share_out(
     """
     B, L = block_tables.shape
     heads = kv_heads * query_blocks
-    most = -(-B * heads * most_chunks(kv_heads=heads, table=L) // BLOCKS)
+    sizes = {"rows": B, "kv_heads": heads, "table": L}
+    most = -(-B * heads * chunk_count(L, **sizes) // BLOCKS)
     tokens = jnp.where(lengths > 0, starts + lengths, 0)
     pages = _over(tokens, PAGE)
-    size = chunk_pages(pages, kv_heads=heads, table=L)
-    count = _over(pages, size)
+    count = chunk_count(pages, **sizes)
     ends = [count[0] * heads]
     for b in range(1, B):  # no sum over rows, which would be a kernel of its own
         ends.append(ends[-1] + count[b] * heads)
@@ -160,18 +163,18 @@ def share_out(
     end = jnp.minimum((block + 1) * share, ends[-1])
 
     row, first = jnp.zeros_like(i), jnp.zeros_like(i)
-    values = [tokens, pages, size, count, starts]
+    values = [tokens, pages, count, starts]
     mine = [jnp.broadcast_to(x[0], i.shape) for x in values]
     for b in range(1, B):
         later = i >= ends[b - 1]
         row, first = jnp.where(later, b, row), jnp.where(later, ends[b - 1], first)
         mine = [jnp.where(later, x[b], m) for x, m in zip(values, mine, strict=True)]
-    tokens, pages, size, count, starts = mine
+    tokens, pages, count, starts = mine
     count = jnp.maximum(count, 1)
     # Blocks of queries that read the same pages come together, so that the second finds them in the cache.
     local, queries = _divmod(i - first, query_blocks)
     head, chunk = _divmod(local, count)
-    page = chunk * size
+    page = jax.lax.div(chunk * pages, count)
     item = Item(
         row=row,
         head=head,
@@ -179,7 +182,7 @@ def share_out(
         chunk=chunk,
         page=page,
         where=block_tables[row, jnp.clip(page, 0, L - 1)],
-        pages=jnp.minimum(size, pages - page),
+        pages=jax.lax.div((chunk + 1) * pages, count) - page,
         start=starts,
         tokens=tokens,
         last=chunk == count - 1,
@@ -233,7 +236,7 @@ def _chunks_kernel(
     fused = eps is not None
     causal = blocks * tokens > 1
     B, K, Q, R, D, P = rows, kv_heads, blocks, queries, HEAD_DIM, PAGE
-    C = most_chunks(kv_heads=K * Q, table=table)
+    C = chunk_count(table, rows=B, kv_heads=K * Q, table=table)
     factor = scale * _LOG2E
     epsilon = 0.0 if eps is None else eps
     parts = range(0, D, ROTARY)
@@ -503,7 +506,7 @@ def _merge_kernel(
     C, D = partials.shape[1], partials.shape[3]
     N, Q = K * G, -(-T // block_tokens)
     rows = B if qkv is None else qkv.shape[0]
-    together = min(C, 16)
+    together = min(C, 24)
 
     def paged_attention_merge(*refs: Any) -> None:
         part_ref, lse_ref, starts_ref, lengths_ref, *gate_ref, out_ref = refs
@@ -521,7 +524,7 @@ def _merge_kernel(
             gate = (1 / (1 + jnp.exp2(gate * -_LOG2E))).astype(out_ref.dtype)
         n = lengths_ref[b]
         pages = _over(jnp.where(n > 0, starts_ref[b] + n, 0), PAGE)
-        count = _over(pages, chunk_pages(pages, kv_heads=K * Q, table=table))
+        count = chunk_count(pages, rows=B, kv_heads=K * Q, table=table)
 
         def step(i: Any, carry: Any) -> Any:
             peak, total, acc = carry

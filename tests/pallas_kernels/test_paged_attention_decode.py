@@ -1,5 +1,6 @@
 """Decode attention: the fused reference and the kernel against float64, in the interpreter, lowered for the GPU."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -79,15 +80,23 @@ def test_the_kernel_lowers_for_the_gpu(name):
 share_out = jax.jit(decode_kernel.share_out, static_argnames=("kv_heads", "query_blocks"))
 
 
-def test_chunks_cover_a_row_and_depend_on_nothing_else():
-    for heads, table in ((2, 32), (4, 512), (4, 4096), (2, 7)):
-        sizes = {"kv_heads": heads, "table": table}
-        most = decode_kernel.most_chunks(**sizes)
-        for pages in range(1, table + 1):
-            size = decode_kernel.chunk_pages(pages, **sizes)
-            assert size == int(decode_kernel.chunk_pages(jnp.int32(pages), **sizes))
-            assert size >= 1
-            assert -(-pages // size) <= most
+@pytest.mark.parametrize(
+    ("rows", "heads", "table"), [(1, 2, 32), (8, 4, 512), (8, 2, 4096), (16, 4, 7), (16, 32, 40)]
+)
+def test_chunks_are_even_and_of_a_number_that_fills_the_blocks(rows, heads, table):
+    sizes = {"rows": rows, "kv_heads": heads, "table": table}
+    counts = [decode_kernel.chunk_count(pages, **sizes) for pages in range(table + 1)]
+    traced = jax.vmap(lambda pages: decode_kernel.chunk_count(pages, **sizes))(
+        jnp.arange(table + 1)
+    )
+    assert counts == traced.tolist()
+    assert counts == sorted(counts)
+    once = max(1, decode_kernel.BLOCKS // (rows * heads))
+    for pages, count in enumerate(counts):
+        assert min(pages, 1) <= count <= pages
+        assert -(-pages // max(count, 1)) <= max(16, -(-table // 64))
+        if once < pages <= 2 * decode_kernel.BLOCKS // heads - 2 * once:
+            assert count == pages or (count % once == 0 and -(-pages // count) <= 2)
 
 
 @settings(deadline=None)
@@ -104,13 +113,25 @@ def test_blocks_share_out_the_chunks_of_all_rows(data):
     for b in range(rows):
         tokens = int(starts[b] + lengths[b]) if lengths[b] else 0
         pages = -(-tokens // 64)
-        size = decode_kernel.chunk_pages(pages, kv_heads=heads * parts, table=table)
-        firsts = range(0, pages, size)
+        count = decode_kernel.chunk_count(pages, rows=rows, kv_heads=heads * parts, table=table)
+        edges = [n * pages // count for n in range(count + 1)] if count else []
         want += [
-            (b, head, part, n, first, tables[b, first], min(size, pages - first), starts[b], tokens,
-             first == firsts[-1])
-            for head in range(heads) for n, first in enumerate(firsts) for part in range(parts)
-        ]  # fmt: skip
+            (
+                b,
+                head,
+                part,
+                n,
+                first,
+                tables[b, first],
+                end - first,
+                starts[b],
+                tokens,
+                n == count - 1,
+            )
+            for head in range(heads)
+            for n, (first, end) in enumerate(itertools.pairwise(edges))
+            for part in range(parts)
+        ]
     given_out = share_out(
         *(jnp.asarray(x, jnp.int32) for x in (tables, starts, lengths)),
         kv_heads=heads,
