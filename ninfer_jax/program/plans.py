@@ -6,10 +6,10 @@ Plans hold small arrays of fixed shapes; page ids, slots, positions and seeds ar
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import flax.struct
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
@@ -32,46 +32,60 @@ class DecodePlan:
     """One token for each of C rows. A row that does not run is all zeros but for `sampled`: null slots and a table of
     null pages.
 
-    Every field is int32 and an argument of its own, which a step turns in place into that of the plan that follows: the
-    kernels of a launched graph read them where they lay before.
+    Two arguments of int32, which a step turns in place into those of the plan that follows: the kernels of a launched
+    graph read them where they lay before.
     """
 
-    forced: Int[Any, " C"]
-    """Token to run, or -1 for the token the row sampled last."""
-    positions: Int[Any, " C"]
-    """Position of the token that runs; what is sampled stands one further."""
-    read_slots: Int[Any, " C"]
-    """Slot that each row continues from."""
-    write_slots: Int[Any, " C"]
-    """Slot that each row's new state goes to."""
-    counted: Int[Any, " C"]
-    """1 for rows that sample; the others, null or replayed, keep what they sampled last (PR-06)."""
-    sampled: Int[Any, " C"]
-    """`counted` of the plan before: for the samplers, which run after a step and take the plan that follows it."""
+    rows: Int[Any, "six C"]
+    """The properties below, in their order: views on the host, which may be written to."""
     block_tables: Int[Any, "C L"]
     """Pages of each row (KV-24)."""
+
+    @property
+    def forced(self) -> Int[Any, " C"]:
+        """Token to run, or -1 for the token the row sampled last."""
+        return self.rows[0]
+
+    @property
+    def positions(self) -> Int[Any, " C"]:
+        """Position of the token that runs; what is sampled stands one further."""
+        return self.rows[1]
+
+    @property
+    def read_slots(self) -> Int[Any, " C"]:
+        """Slot that each row continues from."""
+        return self.rows[2]
+
+    @property
+    def write_slots(self) -> Int[Any, " C"]:
+        """Slot that each row's new state goes to."""
+        return self.rows[3]
+
+    @property
+    def counted(self) -> Int[Any, " C"]:
+        """1 for rows that sample; the others, null or replayed, keep what they sampled last (PR-06)."""
+        return self.rows[4]
+
+    @property
+    def sampled(self) -> Int[Any, " C"]:
+        """`counted` of the plan before: for the samplers, which run after a step and take the plan that follows it."""
+        return self.rows[5]
 
     @classmethod
     def null(cls, rows: int, blocks: int) -> DecodePlan:
         """A plan on the host in which no row runs."""
-        none = np.zeros((6, rows), np.int32)
-        tables = np.zeros((rows, blocks), np.int32)
-        return cls(none[0], none[1], none[2], none[3], none[4], none[5], tables)
+        return cls(np.zeros((6, rows), np.int32), np.zeros((rows, blocks), np.int32))
 
     def following(self) -> DecodePlan:
         """The plan of the same rows one position on: with what they sample now, from the slots they write, counted.
 
         The same on the host and traced: a step also gives the plan that most likely comes next, on the device.
         """
-        runs = (self.write_slots > 0).astype(np.int32)
-        return dataclasses.replace(
-            self,
-            forced=-runs,
-            positions=self.positions + runs,
-            read_slots=self.write_slots,
-            counted=runs,
-            sampled=self.counted,
-        )
+        write = self.write_slots
+        runs = (write > 0).astype(np.int32)
+        rows = [-runs, self.positions + runs, write, write, runs, self.counted]
+        stack = np.stack if isinstance(self.rows, np.ndarray) else jnp.stack
+        return DecodePlan(stack(rows), self.block_tables)
 
 
 class Decoded(NamedTuple):

@@ -141,8 +141,8 @@ def share_out(
     *,
     kv_heads: int,
     query_blocks: int,
-) -> Int[Array, "blocks items fields"]:
-    """The items of each block, which follow each other in the list of all chunks of all rows.
+) -> tuple[Int[Array, "blocks items fields"], Int[Array, " B"]]:
+    """The items of each block, which follow each other in the list of all chunks of all rows; and chunks of each row.
 
     Made by XLA, once for all layers of a step: in the kernel it would take a third of the time of a short context.
     """
@@ -152,7 +152,7 @@ def share_out(
     most = -(-B * heads * chunk_count(L, **sizes) // BLOCKS)
     tokens = jnp.where(lengths > 0, starts + lengths, 0)
     pages = _over(tokens, PAGE)
-    count = chunk_count(pages, **sizes)
+    count = chunks = chunk_count(pages, **sizes)
     ends = [count[0] * heads]
     for b in range(1, B):  # no sum over rows, which would be a kernel of its own
         ends.append(ends[-1] + count[b] * heads)
@@ -189,7 +189,7 @@ def share_out(
         appends=i + (count - chunk) * query_blocks <= end,
         items=jnp.maximum(end - block * share, 0),
     )
-    return lines(item)
+    return lines(item), chunks
 
 
 def _down(column: Any, rows: int) -> Any:
@@ -490,26 +490,24 @@ def _chunks_kernel(
 def _merge_kernel(
     partials: Float[Array, "BKQ C R D"],
     lse: Float[Array, "BKQ C R"],
-    starts: Int[Array, " B"],
-    lengths: Int[Array, " B"],
+    chunks: Int[Array, " B"],
     qkv: Float[Array, "rows heads two D"] | None,
     *,
     tokens: int,
     block_tokens: int,
     kv_heads: int,
     group: int,
-    table: int,
     interpret: Any,
 ) -> Float[Array, "B_T_N D"]:
     """Weighted sum of each row's chunks in their order; zeros for a row without any. With `qkv`, gated by it."""
-    B, T, K, G = starts.shape[0], tokens, kv_heads, group
+    B, T, K, G = chunks.shape[0], tokens, kv_heads, group
     C, D = partials.shape[1], partials.shape[3]
     N, Q = K * G, -(-T // block_tokens)
     rows = B if qkv is None else qkv.shape[0]
     together = min(C, 24)
 
     def paged_attention_merge(*refs: Any) -> None:
-        part_ref, lse_ref, starts_ref, lengths_ref, *gate_ref, out_ref = refs
+        part_ref, lse_ref, chunks_ref, *gate_ref, out_ref = refs
         row = jax.lax.axis_index("row")
         b, rest = row // (T * N), jax.lax.rem(row, T * N)
         t, head = rest // N, jax.lax.rem(rest, N)
@@ -522,9 +520,7 @@ def _merge_kernel(
             # Ahead of the loop, so that its latency passes with that of the rest.
             gate = gate_ref[0][b, head, 1].astype(jnp.float32)
             gate = (1 / (1 + jnp.exp2(gate * -_LOG2E))).astype(out_ref.dtype)
-        n = lengths_ref[b]
-        pages = _over(jnp.where(n > 0, starts_ref[b] + n, 0), PAGE)
-        count = chunk_count(pages, rows=B, kv_heads=K * Q, table=table)
+        count = chunks_ref[b]
 
         def step(i: Any, carry: Any) -> Any:
             peak, total, acc = carry
@@ -554,7 +550,7 @@ def _merge_kernel(
             out = out * gate
         out_ref[row] = out
 
-    operands = [partials, lse, starts, lengths, *([] if qkv is None else [qkv])]
+    operands = [partials, lse, chunks, *([] if qkv is None else [qkv])]
     return plgpu.kernel(
         paged_attention_merge,
         out_type=jax.ShapeDtypeStruct((rows * T * N, D), partials.dtype),
@@ -590,15 +586,15 @@ def paged_attention(
     grouped = jnp.pad(q, [(0, 0), (0, Q * t - T), (0, 0), (0, 0)]).reshape(B, Q, t, K, G, D)
     grouped = jnp.transpose(grouped, (0, 3, 1, 2, 4, 5)).reshape(B * K * Q, t * G, D)
     grouped = jnp.pad(grouped, [(0, 0), (0, R - t * G), (0, 0)])
-    work = share_out(block_tables, starts, lengths, kv_heads=K, query_blocks=Q)
+    work, chunks = share_out(block_tables, starts, lengths, kv_heads=K, query_blocks=Q)
     partials, lse = _chunks_kernel(
         (grouped, k_pages, v_pages, layer.reshape(1), block_tables, work),
         kv_heads=K, queries=R, blocks=Q, tokens=t, group=G, table=L, rows=B, dtype=q.dtype,
         scale=scale, eps=None, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
-        partials, lse, starts, lengths, None,
-        tokens=T, block_tokens=t, kv_heads=K, group=G, table=L, interpret=interpret,
+        partials, lse, chunks, None,
+        tokens=T, block_tokens=t, kv_heads=K, group=G, interpret=interpret,
     ).reshape(B, T, N, D)  # fmt: skip
 
 
@@ -628,7 +624,7 @@ def attention_decode(
     heads = qkv.reshape(rows, N + K, 2, D)
     cos = jnp.tile(cos, 2)
     sin = jnp.tile(sin, 2) * jnp.where(jnp.arange(ROTARY) < ROTARY // 2, -1.0, 1.0)[None]
-    work = share_out(block_tables, starts, lengths, kv_heads=K, query_blocks=1)
+    work, chunks = share_out(block_tables, starts, lengths, kv_heads=K, query_blocks=1)
     partials, lse = _chunks_kernel(
         (
             heads, q_norm, k_norm, cos, sin, k_pages, v_pages,
@@ -638,6 +634,6 @@ def attention_decode(
         scale=scale, eps=eps, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
-        partials, lse, starts, lengths, heads,
-        tokens=1, block_tokens=1, kv_heads=K, group=G, table=L, interpret=interpret,
+        partials, lse, chunks, heads,
+        tokens=1, block_tokens=1, kv_heads=K, group=G, interpret=interpret,
     ).reshape(rows, N * D)  # fmt: skip

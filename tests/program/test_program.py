@@ -460,9 +460,8 @@ def test_units_change_the_state_in_place(model, name):
         if name == "prefill":
             inputs = (PrefillPlan(i32(64), i32(), i32(), i32(5), i32(), i32()),)
         else:
-            of_rows = [i32(C)] * 6
             logits = jax.ShapeDtypeStruct((C, model.config.vocab_size), np.float32)
-            inputs = (DecodePlan(*of_rows, i32(C, 10)), logits, i32(2, C))
+            inputs = (DecodePlan(i32(6, C), i32(C, 10)), logits, i32(2, C))
         unit = jax.jit(partial(getattr(units, name), model.config), donate_argnums=1)
         memory = unit.lower(model.params, state, *inputs).compile().memory_analysis()
         return memory.temp_size_in_bytes
