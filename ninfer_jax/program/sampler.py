@@ -11,6 +11,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from ninfer_jax.program.plans import SamplerState, SamplingRows, TokenLogprobs
@@ -58,9 +59,18 @@ def greedy(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Bool[Array, "
 
     Healthy is a row without NaN and +inf, and with at least one finite value. The first NaN counts as the largest.
     """
-    tokens = jnp.argmax(logits, axis=-1)
-    largest = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return tokens.astype(jnp.int32), jnp.isfinite(largest)
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+    # One pass: `jnp.argmax` leaves the largest value to be looked up, in a kernel of its own.
+    nothing = np.float32(-np.inf), np.int32(logits.shape[1])
+    largest, tokens = jax.lax.reduce((logits, ids), nothing, _larger, (1,))
+    return tokens, jnp.isfinite(largest)
+
+
+def _larger(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Of two values with their ids, as `jnp.argmax` sees them: NaN is the largest, of equals the lower id wins."""
+    (x, i), (y, j) = a, b
+    larger = (x > y) | jnp.isnan(x)
+    return jnp.where(larger, x, y), jnp.where(larger | ((x == y) & (i < j)), i, j)
 
 
 def sample(

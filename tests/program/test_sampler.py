@@ -211,6 +211,17 @@ def test_broken_rows_are_told_apart():
     assert np.asarray(healthy).tolist() == [True, False, False, False]
 
 
+@given(st.lists(st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0]), min_size=1, max_size=9))
+@settings(deadline=None)
+def test_greedy_takes_the_first_of_the_largest(row):
+    """Not a number is larger than all numbers, as numpy has it."""
+    logits = np.array([row, row[::-1]], np.float32)
+    tokens, healthy = sampler.greedy(jnp.asarray(logits))
+    want = np.argmax(logits, axis=1)
+    assert np.array_equal(tokens, want)
+    assert np.array_equal(healthy, np.isfinite(np.take_along_axis(logits, want[:, None], 1)[:, 0]))
+
+
 def test_extreme_logits_and_bias_stay_finite():
     logits = np.full((1, V), -1e30, np.float32)
     logits[0, 2] = 1e30
