@@ -231,7 +231,7 @@ def kernel_times(program: Program, rows: int) -> dict[str, Any]:
     for _, duration, name in events:
         taken[name] = taken.get(name, 0.0) + duration
     span = max(e[0] + e[1] for e in events) - min(e[0] for e in events)
-    longest = sorted(taken.items(), key=lambda item: -item[1])[:5]
+    longest = sorted(taken.items(), key=lambda item: -item[1])[:12]
     return {
         "busy_us": round(sum(taken.values()) / steps / 1e3, 1),
         "idle": round(1 - sum(taken.values()) / span, 4),
