@@ -10,9 +10,9 @@ import numpy as np
 
 
 def read(array: jax.Array) -> np.ndarray:
-    """What `np.asarray` gives, without its way through three threads of the host where the device is CUDA's.
+    """What `np.asarray` gives of an array on one device, whole bytes in rows, without its way through three threads.
 
-    That way takes 0.2 to 0.4 ms beside an H200, as long as half a step of a small model, and CUDA's own copy 0.02. It
+    That way takes 0.2 to 0.4 ms beside an H200, as long as half a step of a small model, and CUDA's own copy 0.06. It
     waits for nothing that is launched behind `array`.
 
     Raises:
@@ -25,10 +25,12 @@ def read(array: jax.Array) -> np.ndarray:
     driver, handle = context
     result = np.empty(array.shape, array.dtype)
     source = ctypes.c_uint64(array.unsafe_buffer_pointer())
-    # A context belongs to a thread, and a caller may come from any.
-    failed = driver.cuCtxSetCurrent(handle) or driver.cuMemcpyDtoH_v2(
-        result.ctypes.data_as(ctypes.c_void_p), source, ctypes.c_size_t(result.nbytes)
-    )
+    # A context is a thread's own, and a caller may come from any and have another.
+    failed = driver.cuCtxPushCurrent_v2(handle)
+    if not failed:
+        target = result.ctypes.data_as(ctypes.c_void_p)
+        failed = driver.cuMemcpyDtoH_v2(target, source, ctypes.c_size_t(result.nbytes))
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     return np.asarray(array) if failed else result
 
 

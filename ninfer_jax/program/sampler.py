@@ -57,7 +57,7 @@ def install_row(
 def greedy(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """The most probable token of each row (lowest id wins), and whether the row was healthy.
 
-    Healthy is a row without NaN and +inf, and with at least one finite value. The first NaN counts as the largest.
+    Healthy is a row without NaN and +inf, and with at least one finite value. NaN counts as the largest.
     """
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     # One pass: `jnp.argmax` leaves the largest value to be looked up, in a kernel of its own.

@@ -51,7 +51,7 @@ def choose_parts(B: int, nk: int, r: int) -> int:
     return 2 * r if 2 * r <= MOST_PARTS else r
 
 
-def shared_out(
+def head_lines(
     read_slots: jax.Array, write_slots: jax.Array, continues: jax.Array, heads: int, help: bool
 ) -> jax.Array:
     """What the blocks of each row do, for any key head of `heads` value heads.
@@ -363,7 +363,7 @@ def gated_delta_decode(
     )
     return run(
         layer.reshape(1),
-        shared_out(read_slots, write_slots, continues, heads, helped),
+        head_lines(read_slots, write_slots, continues, heads, helped),
         projected,
         conv,
         dt_bias,

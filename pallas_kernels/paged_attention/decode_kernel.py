@@ -1,9 +1,9 @@
 """Paged attention of few new tokens a row (decode, verification) on Hopper, in Pallas Mosaic GPU.
 
-Flash-decoding: the pages of a row and KV head are cut into chunks, a fixed set of thread blocks shares out the chunks
-of all rows, and a second kernel merges the chunks of each row. A block takes chunks that follow each other, most often
-of one row and head, whose queries it then prepares once. The product is taken transposed: keys (then channels) are the
-tall side of the matrix instruction and the few queries its narrow side,
+Flash-decoding: the pages of a row and KV head are cut into chunks, which are shared out to a fixed set of thread
+blocks, and a second kernel merges the chunks of each row. A block takes chunks that follow each other; queries of the
+same row and head it prepares once. The product is taken transposed: keys (then channels) are the tall side of the
+matrix instruction and the few queries its narrow side,
 
     S^T [64 keys, R] = K_page [64, D] @ Q^T [D, R]        O^T [D, R] = V_page^T [D, 64] @ P^T [64, R]
 
@@ -31,7 +31,8 @@ from pallas_kernels.mosaic import lines, read
 BLOCKS = 132
 """Thread blocks of the main kernel: one per multiprocessor of an H100 or H200."""
 PAGES = 2
-"""Pages of a chunk of a short context. With one the merge takes longer than is won."""
+"""Pages of a chunk of a short context. Of one page they are where this leaves blocks without any: more to merge takes
+as long as is won."""
 PAGE = 64
 HEAD_DIM = 256
 ROTARY = 64
@@ -40,7 +41,8 @@ MOST_TOKENS = 16
 MOST_GROUP = 8
 MOST_QUERIES = 32
 """Queries of one block: the accumulators of more do not fit the registers."""
-_SHARED_BYTES = 227 * 1024
+_SHARED_BYTES = 223 * 1024
+"""Of a block, beside barriers and what the compiler takes for sums across warps."""
 _LOG2E = math.log2(math.e)
 _LOWEST = -1e30
 _TILE = plgpu.Layout.WGMMA
@@ -81,21 +83,14 @@ def chunk_count(pages: Any, *, rows: int, kv_heads: int, table: int) -> Any:
 
     Multiples of what gives the blocks as much to do if all rows are equal, since a block that has one chunk more than
     the others is waited for: so many that a chunk has `PAGES` or less, but no more than give the blocks to one row
-    alone. Long contexts have more, of a length that keeps uneven rows balanced.
+    alone, or than there are pages. Long contexts have more, of a length that keeps uneven rows balanced.
     """
     once = max(1, BLOCKS // (rows * kv_heads))
     alone = max(once, BLOCKS // kv_heads // once * once)
     longest = max(16, -(-table // 64))
-    count = _least(_over(pages, PAGES * once) * once, alone)
-    return _least(_most(count, _over(pages, longest)), pages)
-
-
-def _least(x: Any, y: Any) -> Any:
-    return min(x, y) if isinstance(x, int) else jnp.minimum(x, y)
-
-
-def _most(x: Any, y: Any) -> Any:
-    return max(x, y) if isinstance(x, int) else jnp.maximum(x, y)
+    least, most = (min, max) if isinstance(pages, int) else (jnp.minimum, jnp.maximum)
+    count = least(_over(pages, PAGES * once) * once, alone)
+    return least(most(count, _over(pages, longest)), pages)
 
 
 def _over(x: Any, by: Any) -> Any:
@@ -104,18 +99,17 @@ def _over(x: Any, by: Any) -> Any:
 
 
 def _divmod(x: Any, by: Any) -> tuple[Any, Any]:
-    """The same, rounded down, and the remainder."""
+    """Quotient and remainder of what is not negative."""
     by = jnp.broadcast_to(jnp.int32(by), x.shape)
     return jax.lax.div(x, by), jax.lax.rem(x, by)
 
 
 class Item(NamedTuple):
-    """What a block does at one time: a chunk of a row for one KV head. A line of `share_out`, int32."""
+    """What a block does at one time: a chunk of a row for one KV head. A line of `chunk_lines`, int32."""
 
     row: Any
     head: Any
-    queries: Any
-    """Which of the blocks of queries."""
+    query_block: Any
     chunk: Any
     page: Any
     """First page, counted from the row's first."""
@@ -134,7 +128,7 @@ class Item(NamedTuple):
     """How many the block does."""
 
 
-def share_out(
+def chunk_lines(
     block_tables: Int[Array, "B L"],
     starts: Int[Array, " B"],
     lengths: Int[Array, " B"],
@@ -152,10 +146,10 @@ def share_out(
     most = -(-B * heads * chunk_count(L, **sizes) // BLOCKS)
     tokens = jnp.where(lengths > 0, starts + lengths, 0)
     pages = _over(tokens, PAGE)
-    count = chunks = chunk_count(pages, **sizes)
-    ends = [count[0] * heads]
+    chunks = chunk_count(pages, **sizes)
+    ends = [chunks[0] * heads]
     for b in range(1, B):  # no sum over rows, which would be a kernel of its own
-        ends.append(ends[-1] + count[b] * heads)
+        ends.append(ends[-1] + chunks[b] * heads)
     share = _over(ends[-1], BLOCKS)
     block = jax.lax.broadcasted_iota(jnp.int32, (BLOCKS, most), 0)
     nth = jax.lax.broadcasted_iota(jnp.int32, (BLOCKS, most), 1)
@@ -163,28 +157,28 @@ def share_out(
     end = jnp.minimum((block + 1) * share, ends[-1])
 
     row, first = jnp.zeros_like(i), jnp.zeros_like(i)
-    values = [tokens, pages, count, starts]
-    mine = [jnp.broadcast_to(x[0], i.shape) for x in values]
+    of_rows = [tokens, pages, chunks, starts]
+    of_item = [jnp.broadcast_to(x[0], i.shape) for x in of_rows]
     for b in range(1, B):
         later = i >= ends[b - 1]
         row, first = jnp.where(later, b, row), jnp.where(later, ends[b - 1], first)
-        mine = [jnp.where(later, x[b], m) for x, m in zip(values, mine, strict=True)]
-    tokens, pages, count, starts = mine
+        of_item = [jnp.where(later, x[b], m) for x, m in zip(of_rows, of_item, strict=True)]
+    used, among, count, start = of_item
     count = jnp.maximum(count, 1)
     # Blocks of queries that read the same pages come together, so that the second finds them in the cache.
-    local, queries = _divmod(i - first, query_blocks)
+    local, query_block = _divmod(i - first, query_blocks)
     head, chunk = _divmod(local, count)
-    page = jax.lax.div(chunk * pages, count)
+    page = jax.lax.div(chunk * among, count)
     item = Item(
         row=row,
         head=head,
-        queries=queries,
+        query_block=query_block,
         chunk=chunk,
         page=page,
         where=block_tables[row, jnp.clip(page, 0, L - 1)],
-        pages=jax.lax.div((chunk + 1) * pages, count) - page,
-        start=starts,
-        tokens=tokens,
+        pages=jax.lax.div((chunk + 1) * among, count) - page,
+        start=start,
+        tokens=used,
         last=chunk == count - 1,
         appends=i + (count - chunk) * query_blocks <= end,
         items=jnp.maximum(end - block * share, 0),
@@ -216,8 +210,8 @@ def _chunks_kernel(
     *,
     kv_heads: int,
     queries: int,
-    blocks: int,
-    tokens: int,
+    query_blocks: int,
+    block_tokens: int,
     group: int,
     table: int,
     rows: int,
@@ -234,8 +228,8 @@ def _chunks_kernel(
     With the `group` queries of a KV head goes its key as one more column of [D, W], through the same norm and rope.
     """
     fused = eps is not None
-    causal = blocks * tokens > 1
-    B, K, Q, R, D, P = rows, kv_heads, blocks, queries, HEAD_DIM, PAGE
+    causal = query_blocks * block_tokens > 1
+    B, K, Q, R, D, P = rows, kv_heads, query_blocks, queries, HEAD_DIM, PAGE
     C = chunk_count(table, rows=B, kv_heads=K * Q, table=table)
     factor = scale * _LOG2E
     epsilon = 0.0 if eps is None else eps
@@ -354,7 +348,7 @@ def _chunks_kernel(
             def one_item(j: Any, carry: Any) -> Any:
                 tick, before = carry
                 item = item_of(j)
-                bk = (item.row * K + item.head) * Q + item.queries
+                bk = (item.row * K + item.head) * Q + item.query_block
 
                 @pl.when(bk != before)
                 def _queries() -> None:
@@ -377,7 +371,7 @@ def _chunks_kernel(
                     peak = jnp.full((R,), _LOWEST, jnp.float32)
                     total = jnp.zeros((P, R), jnp.float32)
                     readable = item.tokens
-                start = item.start + item.queries * tokens
+                start = item.start + item.query_block * block_tokens
 
                 def one_page(x: Any, carry: Any) -> Any:
                     tick, acc, peak, total = carry
@@ -450,8 +444,9 @@ def _chunks_kernel(
             # Shared memory must be there for as long as it is read; the copy itself ends with the kernel.
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    # Pages of keys or values that are in flight or in use at a time.
-    stages = min(6, (_SHARED_BYTES - R * 2 * (2 * D + P)) // (2 * P * D))
+    # Pages of keys or values that are in flight or in use at a time, beside the rest of the scratch.
+    rest = 2 * R * (2 * D + P) + fused * (8 * ROTARY * W + 4 * R + 2 * D)
+    stages = min(6, (_SHARED_BYTES - rest) // (2 * P * D))
     scratch = [
         plgpu.SMEM((R, D), dtype),
         plgpu.SMEM((stages, P, D), dtype),
@@ -586,10 +581,10 @@ def paged_attention(
     grouped = jnp.pad(q, [(0, 0), (0, Q * t - T), (0, 0), (0, 0)]).reshape(B, Q, t, K, G, D)
     grouped = jnp.transpose(grouped, (0, 3, 1, 2, 4, 5)).reshape(B * K * Q, t * G, D)
     grouped = jnp.pad(grouped, [(0, 0), (0, R - t * G), (0, 0)])
-    work, chunks = share_out(block_tables, starts, lengths, kv_heads=K, query_blocks=Q)
+    work, chunks = chunk_lines(block_tables, starts, lengths, kv_heads=K, query_blocks=Q)
     partials, lse = _chunks_kernel(
         (grouped, k_pages, v_pages, layer.reshape(1), block_tables, work),
-        kv_heads=K, queries=R, blocks=Q, tokens=t, group=G, table=L, rows=B, dtype=q.dtype,
+        kv_heads=K, queries=R, query_blocks=Q, block_tokens=t, group=G, table=L, rows=B, dtype=q.dtype,
         scale=scale, eps=None, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(
@@ -624,13 +619,13 @@ def attention_decode(
     heads = qkv.reshape(rows, N + K, 2, D)
     cos = jnp.tile(cos, 2)
     sin = jnp.tile(sin, 2) * jnp.where(jnp.arange(ROTARY) < ROTARY // 2, -1.0, 1.0)[None]
-    work, chunks = share_out(block_tables, starts, lengths, kv_heads=K, query_blocks=1)
+    work, chunks = chunk_lines(block_tables, starts, lengths, kv_heads=K, query_blocks=1)
     partials, lse = _chunks_kernel(
         (
             heads, q_norm, k_norm, cos, sin, k_pages, v_pages,
             layer.reshape(1), block_tables, work,
         ),
-        kv_heads=K, queries=R, blocks=1, tokens=1, group=G, table=L, rows=B, dtype=qkv.dtype,
+        kv_heads=K, queries=R, query_blocks=1, block_tokens=1, group=G, table=L, rows=B, dtype=qkv.dtype,
         scale=scale, eps=eps, interpret=interpret,
     )  # fmt: skip
     return _merge_kernel(

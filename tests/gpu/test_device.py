@@ -87,6 +87,9 @@ def test_results_are_read_while_the_device_works_on(monkeypatch):
     for _ in range(50):
         x, m = step(x, m)
         steps.append(x)
+    first = readback.read(steps[0])
+    assert not steps[-1].is_ready()
+    assert (first == want * 3 + 1).all()
     with ThreadPoolExecutor(4) as pool:
         for got in pool.map(readback.read, steps):
             want = (want * 3 + 1).astype(np.int32)

@@ -7,6 +7,7 @@ import paged_decode_oracle as oracle
 import pytest
 
 from pallas_kernels.paged_attention import attention_decode, paged_attention
+from pallas_kernels.paged_attention.decode_kernel import chunk_lines
 from pallas_kernels.paged_attention.decode_shapes import DecodeShape, random_arguments
 
 pytestmark = pytest.mark.gpu
@@ -71,3 +72,24 @@ def test_a_row_does_not_notice_its_neighbours():
     again = np.asarray(attend(moved))
     for place in (0, 1, 3):
         assert np.array_equal(again[place], out[turned[place]])
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (24, 4), (16, 2)])
+def test_blocks_with_several_chunks(heads):
+    """Of one row and head, whose queries are prepared once, and of several; alone a row has equal bits."""
+    shape = DecodeShape(8, 1, *heads, 2112)
+    starts, everyone = [2100, 2047, 1500, 900, 63, 2048, 2111, 1983], [1, 1, 1, 1, 1, 0, 1, 1]
+    values = oracle.with_garbage(rows(shape, starts, everyone, is_fused=True), new_tokens=False)
+    work = {name: values[name] for name in ("block_tables", "starts", "lengths")}
+    told, _ = chunk_lines(**work, kv_heads=heads[1], query_blocks=1)
+    assert told[:, 0, -1].max() > 1
+    out, *planes = fused(values)
+    want, *new = oracle.attention_decode(values, SCALE, EPS)
+    for b in np.flatnonzero(everyone):
+        assert oracle.error(out[b], want[b]) <= 1e-2
+        page, at = values["block_tables"][b, starts[b] // 64], starts[b] % 64
+        for plane, expected in zip(planes, new, strict=True):
+            assert oracle.error(plane[1, page, :, at], expected[b]) <= 1e-2
+    for b in (0, 4, 7):
+        alone = fused(values | {"lengths": jnp.zeros(8, jnp.int32).at[b].set(1)})[0]
+        assert np.array_equal(np.asarray(alone)[b], np.asarray(out)[b])

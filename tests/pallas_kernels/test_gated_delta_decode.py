@@ -196,7 +196,7 @@ def interpret(whole):
 def test_every_head_of_a_row_that_runs_has_one_block(slots, heads, help):
     B, given_to = len(slots), []
     write = jnp.array(slots)
-    of_blocks = decode_kernel.shared_out(write + 20, write, jnp.arange(B), heads, help)
+    of_blocks = decode_kernel.head_lines(write + 20, write, jnp.arange(B), heads, help)
     lines = np.asarray(of_blocks).tolist()
     for own, (row, read, slot, continued, first, stride, count) in enumerate(lines):
         assert (first == 0) == (slots[own] != 0), (

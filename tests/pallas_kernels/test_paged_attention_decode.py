@@ -77,7 +77,7 @@ def test_the_kernel_lowers_for_the_gpu(name):
     assert text.count("stablehlo.custom_call") == 2
 
 
-share_out = jax.jit(decode_kernel.share_out, static_argnames=("kv_heads", "query_blocks"))
+chunk_lines = jax.jit(decode_kernel.chunk_lines, static_argnames=("kv_heads", "query_blocks"))
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,13 @@ def test_blocks_share_out_the_chunks_of_all_rows(data):
             for n, (first, end) in enumerate(itertools.pairwise(edges))
             for part in range(parts)
         ]
-    given_out, _ = share_out(
+    told, _ = chunk_lines(
         *(jnp.asarray(x, jnp.int32) for x in (tables, starts, lengths)),
         kv_heads=heads,
         query_blocks=parts,
     )
     items = [
-        [decode_kernel.Item(*line) for line in block[: block[0, -1]]]
-        for block in np.array(given_out)
+        [decode_kernel.Item(*line) for line in block[: block[0, -1]]] for block in np.array(told)
     ]
     assert [tuple(item[:10]) for block in items for item in block] == want
     shares = [len(block) for block in items if block]
@@ -178,13 +177,29 @@ def interpret():
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
     options = {"interpret": InterpretGPUParams()}
-    decode_kernel.BLOCKS = 6
-
-    # One token, several chunks a row, unused columns full of NaN, a row that does not run.
-    values = rows(DecodeShape(3, 1, 6, 1, 192), [150, 63, 9], [1, 1, 0], is_fused=True)
-    garbage = oracle.with_garbage(values, new_tokens=False)
     step = jax.jit(lambda v: fused(v, decode_kernel.attention_decode, **options))
-    check_fused(garbage, step(garbage), 1e-2)
+
+    # One token, unused columns full of NaN, rows that do not run; blocks with several chunks, of one row and of two.
+    decode_kernel.BLOCKS = 3
+    shape = DecodeShape(3, 1, 4, 1, 192)
+    last = {}
+    for starts, lengths in (
+        ([150, 180, 128], [1, 1, 1]),
+        ([63, 150, 128], [1, 1, 1]),
+        ([150, 20, 128], [0, 0, 1]),
+    ):
+        values = oracle.with_garbage(rows(shape, starts, lengths, is_fused=True), new_tokens=False)
+        told, _ = chunk_lines(
+            *(values[name] for name in ("block_tables", "starts", "lengths")),
+            kv_heads=1,
+            query_blocks=1,
+        )
+        last[int(told[:, 0, -1].max())] = result = step(values)
+        check_fused(values, result, 1e-2)
+        # The last row is the same each time and does not notice its neighbours, bit for bit.
+        assert np.array_equal(result[0][2], next(iter(last.values()))[0][2])
+    assert max(last) > 1
+    decode_kernel.BLOCKS = 6
 
     # Several tokens, some of them invalid; 8 heads a group make two blocks of queries.
     shape = DecodeShape(2, 5, 8, 1, 192)

@@ -26,8 +26,11 @@ class Driver:
         self.calls.append(name)
         return 201 if name in self.fails else 0
 
-    def cuCtxSetCurrent(self, _):  # noqa: N802
+    def cuCtxPushCurrent_v2(self, _):  # noqa: N802
         return self._called("context")
+
+    def cuCtxPopCurrent_v2(self, _):  # noqa: N802
+        return self._called("back")
 
     def cuMemcpyDtoH_v2(self, target, source, count):  # noqa: N802
         ctypes.memmove(target, source.value, count.value)
@@ -42,14 +45,16 @@ def test_what_is_read_is_what_the_array_holds(monkeypatch, array):
         got = readback.read(array)
         assert (got.shape, got.dtype) == (array.shape, array.dtype)
         assert np.array_equal(got, np.asarray(array))
-    assert driver.calls == ["context", "copy"]
+    assert driver.calls == ["context", "copy", "back"]
 
 
 @pytest.mark.parametrize("fails", ["context", "copy"])
 def test_a_driver_that_fails_is_done_without(monkeypatch, fails):
-    monkeypatch.setattr(readback, "_context", lambda _: (Driver(fails={fails}), None))
+    driver = Driver(fails={fails})
+    monkeypatch.setattr(readback, "_context", lambda _: (driver, None))
     for array in ARRAYS:
         assert np.array_equal(readback.read(array), np.asarray(array))
+    assert driver.calls == (["context"] if fails == "context" else ["context", "copy", "back"]) * 4
 
 
 def test_a_cpu_has_no_driver():
