@@ -42,6 +42,8 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Compiled, Wrapped
 
+from ninfer_jax.program import compiler
+
 PACKAGES = ("artifacts", "jax", "ninfer_jax", "pallas_kernels", "planner")
 """Packages whose sources decide what a unit computes and how."""
 LIMIT_BYTES = 4 << 30
@@ -92,7 +94,7 @@ def compiled(
     ):
         # Compilation releases the interpreter lock: a unit compiles while the next is lowered.
         compiling = {
-            name: pool.submit(unit.function.lower(*unit.args).compile, options)
+            name: pool.submit(compiler.compiled, unit.function.lower(*unit.args), options)
             for name, unit in units.items()
             if name not in loaded
         }

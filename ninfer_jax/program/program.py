@@ -18,7 +18,7 @@ from ninfer_jax.errors import EngineFailure
 from ninfer_jax.models.model import Model
 from ninfer_jax.models.qwen3_5 import streamed
 from ninfer_jax.models.qwen3_5.state import new_device_state
-from ninfer_jax.program import executables, sampler, units
+from ninfer_jax.program import compiler, executables, sampler, units
 from ninfer_jax.program.executables import Unit
 from ninfer_jax.program.plans import (
     Decoded,
@@ -32,19 +32,6 @@ from ninfer_jax.program.transfers import Transfer, Transfers
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
 
 _LOG = logging.getLogger("ninfer_jax")
-
-COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
-    # XLA's older code for fusions is 10 to 40% faster on these units and compiles faster; jax 0.11 no longer has it.
-    "cpu": {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {},
-    # A loop over layers reads its weights in place where the product can take a slice of the stack; Triton's cannot.
-    # A graph whose kernels form one line starts sooner than one with branches, which a step has no use for.
-    "gpu": {
-        "xla_gpu_enable_dynamic_slice_fusion": True,
-        "xla_gpu_enable_triton_gemm": False,
-        "xla_gpu_command_buffer_scheduling_mode": "SERIALIZE",
-    },
-}
-"""XLA options for all units, by platform."""
 
 
 class Program:
@@ -294,7 +281,7 @@ class Program:
         marks = (i32(), i32(vocab), _array(jnp.bool_, vocab), f32(vocab))
         want("install_row", sampler.install_row, self._sampler, *marks, donate=0)
         wanted |= self._transfers.units(state)
-        options = COMPILER_OPTIONS.get(self._device.platform, {})
+        options = compiler.OPTIONS.get(self._device.platform, {})
         depends_on = (config, self.limits.layout, self.limits.dtype)
         self._units = executables.compiled(wanted, self._device, options, depends_on, kept)
 

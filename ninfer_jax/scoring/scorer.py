@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ninfer_jax.errors import CapacityError, EngineFailure, NumericError
 from ninfer_jax.models.model import Model
 from ninfer_jax.models.qwen3_5.state import DeviceState, new_device_state
-from ninfer_jax.program.program import COMPILER_OPTIONS
+from ninfer_jax.program import compiler
 from ninfer_jax.scoring import core
 from ninfer_jax.scoring.core import Scored, ScorePlan
 from ninfer_jax.scoring.job import Job, Result
@@ -158,8 +158,8 @@ class Scorer:
     def _compiled(self, bucket: int) -> Compiled:
         unit = jax.jit(partial(core.score, self._model.config), donate_argnums=1)
         state = jax.eval_shape(self._fresh)
-        options = dict(COMPILER_OPTIONS.get(self._device.platform, {}))
-        return unit.lower(self._model.params, state, self._plan(bucket)).compile(options)
+        lowered = unit.lower(self._model.params, state, self._plan(bucket))
+        return compiler.compiled(lowered, compiler.OPTIONS.get(self._device.platform, {}))
 
     def _plan(self, bucket: int) -> ScorePlan:
         """Null rows."""
