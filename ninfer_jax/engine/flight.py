@@ -39,7 +39,7 @@ class DecodeFlight:
         if self.sampled is None:
             return Readings([], [], None)
         tokens, healthy = readback.read(self.sampled).tolist()
-        return Readings(tokens, healthy, jax.device_get(self.logprobs))
+        return Readings(tokens, healthy, jax.tree.map(readback.read, self.logprobs))
 
 
 @dataclass(frozen=True, slots=True)
