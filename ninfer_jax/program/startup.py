@@ -231,8 +231,8 @@ def keep_executables() -> Path | None:
     JAX keeps what it compiles where JAX_COMPILATION_CACHE_DIR says, and in ~/.cache/ninfer-jax/executables else.
 
     Returns:
-      The folder in there for a program's units, which are found without lowering them; None: they are not kept, on CPU
-      or where JAX's cache is turned off or remote.
+      The folder in there for units, which are found without lowering them; None: they are not kept, on CPU or where
+      JAX's cache is turned off or remote.
     """
     if jax.default_backend() == "cpu":
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import jax
@@ -16,7 +15,8 @@ from tqdm import tqdm
 from ninfer_jax.errors import CapacityError, EngineFailure, NumericError
 from ninfer_jax.models.model import Model
 from ninfer_jax.models.qwen3_5.state import DeviceState, new_device_state
-from ninfer_jax.program import compiler
+from ninfer_jax.program import compiler, executables, startup
+from ninfer_jax.program.executables import Unit
 from ninfer_jax.scoring import core
 from ninfer_jax.scoring.core import Scored, ScorePlan
 from ninfer_jax.scoring.job import Job, Result
@@ -28,7 +28,8 @@ CLOSED = "the engine is closed and scores no more; load it again"
 class Scorer:
     """Scores sequences with a state that exists only while a job runs (SC-01).
 
-    Any thread may call it; jobs take turns. A unit is compiled when it is first needed, or all of them by `prepare`.
+    Any thread may call it; jobs take turns. A unit is made when it is first needed, or all of them by `prepare`; on
+    accelerators they are kept on disk (`executables`).
     """
 
     def __init__(self, model: Model, *, max_context: int, prefill_chunk: int) -> None:
@@ -54,9 +55,7 @@ class Scorer:
           CapacityError: the device has no room for the temporary state.
         """
         with self._lock:
-            with ThreadPoolExecutor() as pool:
-                units = pool.map(self._compiled, reversed(self._shapes.buckets))
-                self._units = dict(zip(reversed(self._shapes.buckets), units, strict=True))
+            self._units = self._compiled(*reversed(self._shapes.buckets))
             state = self._new_state()
             for bucket, unit in self._units.items():
                 state, _ = unit(self._model.params, state, self._plan(bucket))
@@ -86,7 +85,7 @@ class Scorer:
             def launch(bucket: int, plan: ScorePlan) -> Scored:
                 self._require_open()
                 if bucket not in self._units:
-                    self._units[bucket] = self._compiled(bucket)
+                    self._units |= self._compiled(bucket)
                 state[0], scored = self._units[bucket](self._model.params, state[0], plan)
                 return scored
 
@@ -155,11 +154,16 @@ class Scorer:
                 'model with purpose="scoring", which holds nothing else'
             ) from error
 
-    def _compiled(self, bucket: int) -> Compiled:
-        unit = jax.jit(partial(core.score, self._model.config), donate_argnums=1)
-        state = jax.eval_shape(self._fresh)
-        lowered = unit.lower(self._model.params, state, self._plan(bucket))
-        return compiler.compiled(lowered, compiler.OPTIONS.get(self._device.platform, {}))
+    def _compiled(self, *buckets: int) -> dict[int, Compiled]:
+        """Executables, the one that takes longest first."""
+        config = self._model.config
+        score = jax.jit(partial(core.score, config), donate_argnums=1)
+        given = self._model.params, jax.eval_shape(self._fresh)
+        units = {f"score/{b}": Unit(score, (*given, self._plan(b))) for b in buckets}
+        options = compiler.OPTIONS.get(self._device.platform, {})
+        kept = startup.keep_executables()
+        made = executables.compiled(units, self._device, options, config, kept)
+        return dict(zip(buckets, made.values(), strict=True))
 
     def _plan(self, bucket: int) -> ScorePlan:
         """Null rows."""

@@ -19,6 +19,8 @@ from ninfer_jax.program import executables, startup
 from ninfer_jax.program.executables import Unit
 from ninfer_jax.program.plans import SamplingRows
 from ninfer_jax.program.program import Program
+from ninfer_jax.scoring.scorer import Scorer
+from ninfer_jax.scoring.windows import Span
 from planner import Copy
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
 
@@ -122,6 +124,24 @@ def test_a_second_program_loads_what_the_first_one_kept(goldens, tmp_path, event
     assert second.memory()["workspace"] == memory["workspace"]
     first.close()
     second.close()
+
+
+def test_a_second_scorer_loads_what_the_first_one_kept(goldens, tmp_path, monkeypatch, events):
+    """All units at a start, one by one beside a generating engine: not lowered again, with equal bits."""
+    monkeypatch.setattr(startup, "keep_executables", lambda: tmp_path / "units")
+    model = nj.load_model(goldens / "tiny-qwen3.5-dense")
+    spans = [Span(np.arange(n, dtype=np.int32), 1, 0) for n in (3, 71)]
+    scores = []
+    for prepares in (True, True, False):
+        jax.clear_caches()
+        made(events)
+        scorer = Scorer(model, max_context=128, prefill_chunk=64)
+        if prepares:
+            scorer.prepare()
+        scores.append([result.logprobs.tobytes() for result in scorer.run(spans)])
+        assert ("jit(score)" in made(events)) is (len(scores) == 1)
+        scorer.close()
+    assert scores[0] == scores[1] == scores[2]
 
 
 def test_another_model_of_the_same_shapes_shares_nothing(goldens, tmp_path, monkeypatch):
