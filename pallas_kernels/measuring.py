@@ -60,6 +60,14 @@ def device_events(run: Callable[[], Any]) -> list[tuple[float, float, str]]:
     return sorted(events)
 
 
+_CALLS = 6
+"""Calls in a profile."""
+
+
+_CALLS = 6
+"""Calls in a profile, of which the first does not count."""
+
+
 def device_seconds(run: Callable[[Any], Any], carry: Any) -> float:
     """Median time from the start of a call's first kernel to the end of its last one, for a call that takes the last
     one's result. The kernels of one graph follow each other, however late the host launches it; where a call is no
@@ -68,21 +76,41 @@ def device_seconds(run: Callable[[Any], Any], carry: Any) -> float:
     Raises:
       RuntimeError: calls ran different kernels.
     """
-    calls = 6
+    calls = _calls(run, carry)
+    times = [max(start + duration for start, duration, _ in call) - call[0][0] for call in calls]
+    return statistics.median(times) / 1e9
+
+
+def kernel_seconds(run: Callable[[Any], Any], carry: Any, name: str) -> float:
+    """Median time that a call spends in kernels with `name` in their names, whatever else runs between them.
+
+    Raises:
+      RuntimeError: there are none, or calls ran different kernels.
+    """
+    calls = _calls(run, carry)
+    times = [[duration for _, duration, kernel in call if name in kernel] for call in calls]
+    if not times[0]:
+        raise RuntimeError(f"the profile shows no kernels named {name}")
+    return statistics.median(map(sum, times)) / 1e9
+
+
+def _calls(run: Callable[[Any], Any], carry: Any) -> list[list[tuple[float, float, str]]]:
+    """Kernels of each of some calls, for a call that takes the last one's result."""
 
     def in_turn() -> Any:
         result = carry
-        for _ in range(calls):
+        for _ in range(_CALLS):
             result = run(result)
         return result
 
     carry = jax.block_until_ready(run(run(carry)))
     events = device_events(in_turn)
-    each = [events[i * len(events) // calls : (i + 1) * len(events) // calls] for i in range(calls)]
+    each = [
+        events[i * len(events) // _CALLS : (i + 1) * len(events) // _CALLS] for i in range(_CALLS)
+    ]
     if any([e[2] for e in call] != [e[2] for e in each[0]] for call in each):
         raise RuntimeError("the calls of a profile ran different kernels")
-    times = [max(start + duration for start, duration, _ in call) - call[0][0] for call in each]
-    return statistics.median(times[1:]) / 1e9
+    return each[1:]
 
 
 def copy_bandwidth() -> float:
