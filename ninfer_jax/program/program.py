@@ -140,11 +140,14 @@ class Program:
         expected, on_device = self._following
         plan.sampled[:] = expected.sampled  # what it is, whatever rows run now
 
-        def there(wanted: np.ndarray, expected: np.ndarray, on_device: jax.Array) -> jax.Array:
-            """A launch waits for its copies to the device, so none is made of what is there already."""
-            return on_device if np.array_equal(wanted, expected) else self.put(wanted)
-
-        on_device = jax.tree.map(there, plan, expected, on_device)
+        # A launch waits for its copies to the device, so none is made of what is there already.
+        changed = {
+            field: getattr(plan, field)
+            for field in ("rows", "block_tables")
+            if not np.array_equal(getattr(plan, field), getattr(expected, field))
+        }
+        if changed:
+            on_device = on_device.replace(**self.put(changed))
         self._state, on_device, decoded = self._units["decode"](
             self._params, self._state, on_device, self._logits, self._sampled
         )
