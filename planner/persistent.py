@@ -158,6 +158,17 @@ class IntMap(Generic[T]):
             _gather(self.root, self.shift, 0, lo, hi, out)
         return out
 
+    def last(self) -> int:
+        """The largest key, or -1."""
+        node, shift, key = self.root, self.shift, 0
+        while node is not None:
+            i = max(i for i, child in enumerate(node) if child is not None)
+            key += i << shift
+            if shift == 0:
+                return key
+            node, shift = node[i], shift - _BITS
+        return -1
+
     def items(self) -> list[tuple[int, T]]:
         """Pairs in key order."""
         out: list[tuple[int, T]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 
 from planner.checkpoints import Identity
@@ -22,7 +23,7 @@ from planner.world.requests import (
     token_at,
 )
 from planner.world.sources import Source, sources
-from planner.world.step import Job, Step
+from planner.world.step import Job, Step, without
 
 ROUNDS = 6
 """How often a plan is asked again with more relief; each round closes every gap it was told of."""
@@ -188,7 +189,7 @@ def _open(step: Step, request: Request, source: Source, plan: Plan) -> None:
     if not source.take and not request.owner:
         step.new_owner()
     job = Job("bind", request.id, bind.owner, source.checkpoint, retire=bind.retire)
-    step.waiting = tuple(t for t in step.waiting if t != request.id)
+    step.waiting = without(step.waiting, request.id)
     step.put(replace(request, phase="binding", source=source.checkpoint))
     record = step.record(bind.owner) or Record(bind.owner, request.spec.session)
     step.put_record(record._replace(request=request.id))
@@ -244,10 +245,9 @@ def adopt(step: Step, job: Job, result: Result) -> None:
         if step.caches(request):
             recent = (*step.catalog.recent, spec.prompt)[-LOOK_BACK:]
             step.catalog = step.catalog._replace(recent=recent)
-        for ticket in step.waiting:
-            if ticket < request.id:
-                older = step.request(ticket)
-                step.put(replace(older, bypassed=older.bypassed + 1))
+        for ticket in step.waiting[: bisect_left(step.waiting, request.id)]:
+            older = step.request(ticket)
+            step.put(replace(older, bypassed=older.bypassed + 1))
     if request.cancelled:
         step.put_resident(resident._replace(ending="cancelled"))
 

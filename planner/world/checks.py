@@ -46,6 +46,8 @@ def _phases(world: World) -> Iterator[tuple[str, str]]:
                 yield "ENG-01", f"request {ticket} is binding without a transaction"
             if places:
                 yield "ENG-01", f"request {ticket} is binding and in {places}"
+        elif request.cancelled and places != ["resident"] and ticket not in world.cancelled:
+            yield "ENG-06", f"request {ticket} was cancelled and is forgotten in {places}"
         elif places != [request.phase]:
             yield "ENG-01", f"request {ticket} is {request.phase}, but stands in {places}"
     for name, tickets in lists.items():

@@ -99,12 +99,12 @@ def _end_drained(step: Step) -> bool:
 
 
 def _end_cancelled(step: Step) -> bool:
-    """Waiting and paused requests that were cancelled."""
-    done = [
-        r
-        for t in (*step.waiting, *step.paused)
-        if (r := step.requests.get(t)) is not None and r.cancelled
-    ]
+    """Requests that were cancelled while they waited or were paused; one that is bound since ends as a resident."""
+    if not step.cancelled:
+        return False
+    requests = [step.requests.get(ticket) for ticket in sorted(set(step.cancelled))]
+    step.cancelled = ()
+    done = [r for phase in ("waiting", "paused") for r in requests if r and r.phase == phase]
     for request in done:
         binding.end_without_lane(step, request)
     return bool(done)
@@ -404,5 +404,7 @@ def cancel(step: Step, ticket: int) -> None:
         return
     step.put(replace(request, cancelled=True))
     resident = step.resident(ticket)
-    if resident is not None and not resident.ending:
+    if resident is None:
+        step.cancelled = (*step.cancelled, ticket)
+    elif not resident.ending:
         step.put_resident(resident._replace(ending="cancelled"))

@@ -5,6 +5,7 @@ Parts change a `Step`; `freeze` makes the next world. A step that raises is thro
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Literal, NamedTuple
 
 from planner import state_images
@@ -86,13 +87,22 @@ class World(NamedTuple):
     """Ticket that prefilled last (SCH-17)."""
     demote: bool = True
     """Whether moving content to Host is tried: not after a failed transfer."""
+    cancelled: tuple[int, ...] = ()
+    """Tickets that were cancelled while they held no lane, and end at the next stable boundary (ENG-06)."""
+
+
+def without(tickets: tuple[int, ...], ticket: int) -> tuple[int, ...]:
+    """Tickets in order but for one, whether or not it is among them; a queue may be long."""
+    i = bisect_left(tickets, ticket)
+    there = i < len(tickets) and tickets[i] == ticket
+    return (*tickets[:i], *tickets[i + 1 :]) if there else tickets
 
 
 class Step:
     """A world being advanced; ``commands`` collects the orders."""
 
     __slots__ = (
-        "catalog", "clock", "commands", "config", "demote", "job", "next_owner", "paused",
+        "cancelled", "catalog", "clock", "commands", "config", "demote", "job", "next_owner", "paused",
         "physical", "recover", "requests", "residents", "scan", "turn", "units", "waiting",
     )  # fmt: skip
 
@@ -100,7 +110,7 @@ class Step:
         (
             self.config, self.physical, self.requests, residents, self.waiting, self.paused,
             self.catalog, self.job, self.units, self.clock, self.next_owner, self.scan,
-            self.recover, self.turn, self.demote,
+            self.recover, self.turn, self.demote, self.cancelled,
         ) = world  # fmt: skip
         self.residents = list(residents)
         self.commands: list[Command] = []
@@ -110,7 +120,7 @@ class Step:
         return World(
             self.config, self.physical, self.requests, tuple(self.residents), self.waiting,
             self.paused, self.catalog, self.job, self.units, self.clock, self.next_owner,
-            self.scan, self.recover, self.turn, self.demote,
+            self.scan, self.recover, self.turn, self.demote, self.cancelled,
         )  # fmt: skip
 
     # Small changes
@@ -274,7 +284,7 @@ class Step:
         if record is not None and record.request == request.id:
             self.put_record(record._replace(request=0))
         self.requests = self.requests.delete(request.id)
-        self.waiting = tuple(t for t in self.waiting if t != request.id)
-        self.paused = tuple(t for t in self.paused if t != request.id)
+        self.waiting = without(self.waiting, request.id)
+        self.paused = without(self.paused, request.id)
         self.commands.append(Ended(request.id, outcome))
         self.capacity_event()

@@ -58,7 +58,7 @@ def advance(world: World, event: Event) -> tuple[World, tuple[Command, ...]]:
 
 
 def _submitted(step: Step, event: Submitted) -> None:
-    newest = max((t for t, _ in step.requests.items()), default=0)
+    newest = max(0, step.requests.last())
     if event.request <= newest:
         raise IllegalError(f"request {event.request} after {newest}: tickets grow from 1")
     if event.max_tokens < 1 or event.prompt.frontier < 1:

@@ -105,6 +105,7 @@ def test_int_map_against_dict(size: int) -> None:
             del model[k]
     assert m.items() == sorted(model.items())
     assert m.values() == [v for _, v in sorted(model.items())]
+    assert m.last() == max(model, default=-1)
     assert all(m.get(k) == model.get(k) for k in (*keys, size + 5, -1))
     with pytest.raises(KeyError):
         m.delete(size * 40)
@@ -117,4 +118,5 @@ def test_int_map_against_dict(size: int) -> None:
     assert len(bulk.cut(5)) == min(2, size)
     assert bulk == empty.set_range(3, list(range(size)))
     assert bulk != m
+    assert empty.last() == -1
     assert repr(empty.set(2, 5)) == "IntMap({2: 5})"

@@ -11,11 +11,15 @@ from planner.checkpoints import identity
 from planner.testing import Ask, WorldDriver, solo
 from planner.world import (
     Admitted,
+    Cancelled,
     Ended,
     Paused,
     Resumed,
     RunPrefill,
     RunTransfer,
+    Tick,
+    advance,
+    check_world,
 )
 
 # Queue
@@ -96,6 +100,24 @@ def test_x15_the_younger_pauses_and_both_end(host: int, form: str) -> None:
     finished_exactly(d, 1, 2)
     assert (d.counts["replayed"] > 0) == (form == "replay")
     assert len({c.request for c in commands(d, Resumed)}) == 1
+
+
+def test_cancelling_twice_ends_once() -> None:
+    """ENG-06, ENG-10: of several that wait, in the order of their tickets."""
+    d = engine(rows=1)
+    for name in (1, 2, 3, 4):
+        d.submit(Ask(text(name, 5), max_tokens=3))
+    run_until(d, lambda: bool(d.world.residents) and d.world.job is None)
+    world = d.world
+    for ticket in (4, 2, 4):
+        world, _ = advance(world, Cancelled(ticket))
+    world, ordered = advance(check_world(world), Tick())
+    assert [order for order in ordered if isinstance(order, Ended)] == [
+        Ended(2, "cancelled"),
+        Ended(4, "cancelled"),
+    ]
+    assert check_world(world).waiting == (3,)
+    assert world.cancelled == ()
 
 
 def test_x15_cancel_while_paused() -> None:

@@ -1,5 +1,7 @@
 """Who runs, who waits and who is told (SCH, PR, ENG, UN-01)."""
 
+import sys
+
 import pytest
 from world_cases import (
     alone,
@@ -27,6 +29,7 @@ from planner.world import (
     Event,
     Paused,
     Resumed,
+    RowResult,
     RunDecode,
     RunPrefill,
     RunTransfer,
@@ -49,6 +52,35 @@ def pressure(host: int, **given: int) -> WorldDriver:
 
 
 # Cycle
+
+
+def test_a_cycle_of_decoding_does_no_work_for_those_who_wait() -> None:
+    """A queue of a thousand requests costs a step of the others nothing."""
+
+    def calls(waiting: int) -> int:
+        d = engine(rows=1)
+        d.submit(Ask(text(1, 5), max_tokens=20))
+        run_until(d, lambda: len(commands(d, RunDecode)) == 3)
+        for name in range(2, 2 + waiting):
+            d.submit(Ask(text(name, 5), max_tokens=1))
+        run_until(d, lambda: len(commands(d, RunDecode)) == 6)
+        assert len(d.world.waiting) == waiting
+        world, counted = d.world, 0
+        while not any(isinstance(order, RunDecode) for order in advance(world, Tick())[1]):
+            world, _ = advance(world, UnitFinished(world.units[0].id, (RowResult(1, (7,)),)))
+
+        def count(*_: object) -> None:
+            nonlocal counted
+            counted += 1
+
+        sys.setprofile(count)
+        try:
+            advance(world, Tick())
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    assert calls(1) == calls(400) > 50
 
 
 def test_one_cycle_ends_admits_and_launches_in_this_order() -> None:
