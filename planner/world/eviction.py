@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from planner import host, kv, state_images
 from planner.capacity import ceil_div
-from planner.checkpoints import Checkpoint
+from planner.checkpoints import Checkpoint, Identity
 from planner.host import Arena
 from planner.operations import apply
 from planner.physical import PhysicalState
 from planner.plans import Edge, ImageRef, PageRange
-from planner.reclaim import reclaim
+from planner.reclaim import Reclaim, reclaim
 from planner.retention import Release
 from planner.world.records import Demand, Record
 from planner.world.step import Step
@@ -120,25 +121,65 @@ def lost_tokens(step: Step, gone: Collection[int]) -> int:
     Each falls back to the deepest point of its path that survives. What lies before a shallower
     one that goes too, or before an alias of it, is counted there.
     """
+    return _lost(_by_depth(step), gone)
+
+
+def _by_depth(step: Step) -> list[tuple[int, int, Identity]]:
+    """Frontier, id and identity of every checkpoint, deepest first."""
+    known = [(ck.frontier, ck.id, ck.identity) for ck in step.physical.checkpoints.values()]
+    return sorted(known, key=lambda k: -k[0])
+
+
+def _lost(by_depth: list[tuple[int, int, Identity]], gone: Collection[int]) -> int:
     lost = 0
-    for cid in gone:
-        ck = step.physical.checkpoints.get(cid)
-        assert ck is not None
+    for place, (frontier, cid, identity) in enumerate(by_depth):
+        if cid not in gone:
+            continue
+        first = place
+        while first and by_depth[first - 1][0] == frontier:
+            first -= 1  # its aliases stand beside it
         best = 0
-        for other in step.physical.checkpoints.values():
-            if not best < other.frontier <= ck.frontier:
-                continue
-            counted = other.id not in gone or (other.frontier, other.id) < (ck.frontier, cid)
-            if counted and other.identity.prefix_of(ck.identity):
-                best = other.frontier
-        lost += ck.frontier - best
+        for depth, other, path in islice(by_depth, first, None):
+            counted = other not in gone or (depth, other) < (frontier, cid)
+            if counted and path.prefix_of(identity):
+                best = depth
+                break
+        lost += frontier - best
     return lost
 
 
-def _freed(s: PhysicalState, edges: list[Edge]) -> Gaps:
-    got = reclaim(s, edges)
+def _freed(s: PhysicalState, got: Reclaim) -> Gaps:
     out: Gaps = {p.name: n for p, n in zip(s.pools, got.pages, strict=True)}
     return {**out, "slots": got.slots}
+
+
+class _Survey:
+    """What a search asks of one world again and again: the points that may go, what each frees and what it costs."""
+
+    def __init__(self, step: Step, rights: Rights) -> None:
+        self.found = points(step, rights)
+        self._physical = step.physical
+        self._by_depth = _by_depth(step)
+        self._frees: dict[int, Reclaim] = {}
+        self._losses: dict[int, int] = {}
+
+    def frees(self, p: Point) -> Reclaim:
+        """What the end of this point alone gives back."""
+        cid = p.checkpoint.id
+        if cid not in self._frees:
+            self._frees[cid] = reclaim(self._physical, p.edges)
+        return self._frees[cid]
+
+    def loss(self, p: Point) -> int:
+        """Tokens that are lost with this point alone."""
+        cid = p.checkpoint.id
+        if cid not in self._losses:
+            self._losses[cid] = self.lost({cid})
+        return self._losses[cid]
+
+    def lost(self, gone: Collection[int]) -> int:
+        """See `lost_tokens`."""
+        return _lost(self._by_depth, gone)
 
 
 @dataclass
@@ -149,6 +190,7 @@ class _Search:
     gaps: Gaps
     rights: Rights
     arena: Arena
+    survey: _Survey
     chosen: list[Point] = field(default_factory=list)
     moved: dict[int, list[ImageRef | PageRange]] = field(default_factory=dict)
     """Demotions by the checkpoint for whose sake they are."""
@@ -164,7 +206,8 @@ class _Search:
         key = (tuple(p.checkpoint.id for p in self.chosen), len(self.victims))
         if self._counted[0] != key:
             edges = [e for p in self.chosen for e in p.edges] + self.victims
-            self._counted = key, _freed(self.step.physical, list(dict.fromkeys(edges)))
+            s = self.step.physical
+            self._counted = key, _freed(s, reclaim(s, list(dict.fromkeys(edges))))
         freed: Gaps = self._counted[1]
         out: Gaps = {}
         for name, n in self.gaps.items():
@@ -217,24 +260,24 @@ class _Search:
 
     def _make_host_room(self, sizes: list[int], point: Point) -> bool:
         """Fix Host victims for a demotion: colder points that live on Host (RC-08, RC-17)."""
-        s = self.step.physical
-        taken = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
+        stay = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
+        stay |= {*self.moved, point.checkpoint.id}
         colder = sorted(
             (
                 p
-                for p in points(self.step, self.rights)
-                if p.checkpoint.id not in taken | set(self.moved) | {point.checkpoint.id}
+                for p in self.survey.found
+                if p.checkpoint.id not in stay
                 and (p.heat, p.published) < (point.heat, point.published)
                 and not p.waiter
             ),
             key=lambda p: (p.heat, p.published, p.checkpoint.id),
         )
-        actions = [host.Action(reclaim(s, p.edges).extents) for p in colder]
+        actions = [host.Action(self.survey.frees(p).extents) for p in colder]
         chosen = host.choose_victims(self.arena, sizes, actions)
         if chosen is None:
             return False
         gone = {colder[i].checkpoint.id for i in chosen}
-        if not point.heat and lost_tokens(self.step, gone) >= self._value(point):
+        if not point.heat and self.survey.lost(gone) >= self.survey.loss(point):
             return False  # deleting the point itself costs no more
         if not self._affordable(gone):
             return False
@@ -243,16 +286,13 @@ class _Search:
             self.arena = host.release_all(self.arena, actions[i].extents)
         return True
 
-    def _value(self, point: Point) -> int:
-        return lost_tokens(self.step, {point.checkpoint.id})
-
     def _affordable(self, more: set[int]) -> bool:
         """Whether the budget covers these deletions beside all that were chosen (RC-15)."""
         budget = self.rights.budget
         if budget is None:
             return True
         gone = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
-        return lost_tokens(self.step, gone | more) < budget
+        return self.survey.lost(gone | more) < budget
 
     def _demote_image(self, point: Point, images: set[int]) -> None:
         im = state_images.image(self.step.physical.states, point.checkpoint.image)
@@ -298,7 +338,17 @@ class _Search:
         for name in ("slots", *(pool.name for pool in self.step.physical.pools)):
             if wanted := self.missing().get(name):
                 left = [p for p in points if p not in self.chosen]
-                self.delete(_by_loss(self.step, name, wanted, left), name)
+                self.delete(self._by_loss(name, wanted, left), name)
+
+    def _by_loss(self, name: str, wanted: int, found: list[Point]) -> list[Point]:
+        """Ordinary points by lost tokens per useful unit for this gap (RC-06)."""
+
+        def key(p: Point) -> tuple[float, int, int]:
+            useful = min(wanted, _freed(self.step.physical, self.survey.frees(p)).get(name, 0))
+            lost = self.survey.loss(p)
+            return (lost / useful if useful else float("inf"), p.published, p.checkpoint.id)
+
+        return sorted(found, key=key)
 
     def delete(self, order: list[Point], name: str = "") -> None:
         """Let points go, first ones first, while the gap lasts and the budget allows."""
@@ -361,17 +411,6 @@ class _Search:
         return tuple(out)
 
 
-def _by_loss(step: Step, name: str, wanted: int, found: list[Point]) -> list[Point]:
-    """Ordinary points by lost tokens per useful unit for this gap (RC-06)."""
-
-    def key(p: Point) -> tuple[float, int, int]:
-        useful = min(wanted, _freed(step.physical, list(p.edges)).get(name, 0))
-        lost = lost_tokens(step, {p.checkpoint.id})
-        return (lost / useful if useful else float("inf"), p.published, p.checkpoint.id)
-
-    return sorted(found, key=key)
-
-
 def _claim(p: Point) -> tuple[bool, bool, int]:
     """What nobody waits for goes first, then waiting references, then snapshots, younger first."""
     return bool(p.waiter), p.snapshot, -p.waiter
@@ -387,12 +426,13 @@ def relieve(step: Step, gaps: Gaps, rights: Rights) -> Relief | None:
         return None
     if set(gaps) == {"host"}:
         return _host_relief(step, gaps["host"], rights)
-    found = points(step, rights)
+    survey = _Survey(step, rights)
+    found = survey.found
     free = [p for p in found if not p.waiter]
     ordinary = [p for p in free if not p.heat]
     reused = sorted((p for p in free if p.heat), key=lambda p: (p.heat, p.checkpoint.id))
     held = sorted((p for p in found if p.waiter), key=lambda p: (*_claim(p), p.checkpoint.id))
-    search = _Search(step, gaps, rights, step.physical.arena)
+    search = _Search(step, gaps, rights, step.physical.arena, survey)
     search.demote(sorted(ordinary, key=lambda p: (p.published, p.checkpoint.id)))
     if search.missing():
         search.delete_ordinary(ordinary)
@@ -418,12 +458,13 @@ def _host_relief(step: Step, size: int, rights: Rights) -> Relief | None:
             arena = host.release(arena, im.host)
     if drops and host.fits(arena, [size]):
         return Relief((), (), tuple(drops))
-    found = sorted(points(step, rights), key=lambda p: (*_claim(p), p.heat, p.published))
-    actions = [host.Action(reclaim(s, p.edges).extents) for p in found]
+    survey = _Survey(step, rights)
+    found = sorted(survey.found, key=lambda p: (*_claim(p), p.heat, p.published))
+    actions = [host.Action(survey.frees(p).extents) for p in found]
     chosen = host.choose_victims(s.arena, [size], actions)
     if chosen is None:
         return None
-    lost = lost_tokens(step, {found[i].checkpoint.id for i in chosen})
+    lost = survey.lost({found[i].checkpoint.id for i in chosen})
     if rights.budget is not None and lost >= rights.budget:
         return None
     return Relief(tuple(e for i in chosen for e in found[i].edges))
