@@ -7,9 +7,11 @@ started plan never is.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, chain, groupby, islice
+from math import inf
 from typing import NamedTuple
 
 from planner import host, kv, state_images
@@ -148,6 +150,30 @@ def _lost(by_depth: list[tuple[int, int, Identity]], gone: Collection[int]) -> i
     return lost
 
 
+def losses(by_depth: list[tuple[int, int, Identity]]) -> dict[int, int]:
+    """`lost_tokens` of every checkpoint alone, by id.
+
+    In the order of their tokens a point comes after all that begin it, which stand in one path from the root.
+    """
+    out: dict[int, int] = {}
+    path: list[tuple[int, int, Identity]] = []
+    for tokens, group in groupby(
+        sorted(by_depth, key=lambda k: k[2].tokens), key=lambda k: k[2].tokens
+    ):
+        alike = list(group)
+        while path and not tokens.startswith(path[-1][2].tokens):
+            path.pop()
+        for frontier, cid, identity in alike:
+            begins = (
+                depth
+                for depth, other, shorter in chain(alike, reversed(path))
+                if other != cid and shorter.prefix_of(identity)
+            )
+            out[cid] = frontier - next(begins, 0)
+        path += alike
+    return out
+
+
 def _freed(s: PhysicalState, got: Reclaim) -> Gaps:
     out: Gaps = {p.name: n for p, n in zip(s.pools, got.pages, strict=True)}
     return {**out, "slots": got.slots}
@@ -161,7 +187,10 @@ class _Survey:
         self._physical = step.physical
         self._by_depth = _by_depth(step)
         self._frees: dict[int, Reclaim] = {}
-        self._losses: dict[int, int] = {}
+        self._losses: dict[int, int] | None = None
+        self._by_age: (
+            tuple[list[tuple[int, int]], list[tuple[Point, host.Action]], list[float]] | None
+        ) = None
 
     def frees(self, p: Point) -> Reclaim:
         """What the end of this point alone gives back."""
@@ -172,14 +201,26 @@ class _Survey:
 
     def loss(self, p: Point) -> int:
         """Tokens that are lost with this point alone."""
-        cid = p.checkpoint.id
-        if cid not in self._losses:
-            self._losses[cid] = self.lost({cid})
-        return self._losses[cid]
+        if self._losses is None:
+            self._losses = losses(self._by_depth)
+        return self._losses[p.checkpoint.id]
 
     def lost(self, gone: Collection[int]) -> int:
-        """See `lost_tokens`."""
+        """See `lost_tokens`. Never less than the loss of any of them alone."""
         return _lost(self._by_depth, gone)
+
+    def colder(self, point: Point) -> tuple[list[tuple[Point, host.Action]], float]:
+        """Points that nobody waits for and that are colder, coldest first, with what each frees on Host; and the tokens
+        that are lost at least where any of them goes."""
+        if self._by_age is None:
+            order = [p for p in self.found if not p.waiter]
+            order.sort(key=lambda p: (p.heat, p.published, p.checkpoint.id))
+            freed = [(p, host.Action(self.frees(p).extents)) for p in order]
+            least = list(accumulate(map(self.loss, order), min, initial=inf))
+            self._by_age = [(p.heat, p.published) for p in order], freed, least
+        ages, freed, least = self._by_age
+        count = bisect_left(ages, (point.heat, point.published))
+        return freed[:count], least[count]
 
 
 @dataclass
@@ -260,30 +301,23 @@ class _Search:
 
     def _make_host_room(self, sizes: list[int], point: Point) -> bool:
         """Fix Host victims for a demotion: colder points that live on Host (RC-08, RC-17)."""
+        worth = inf if point.heat else self.survey.loss(point)
+        colder, least = self.survey.colder(point)
+        if least >= worth:
+            return False  # deleting the point itself costs no more
         stay = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
         stay |= {*self.moved, point.checkpoint.id}
-        colder = sorted(
-            (
-                p
-                for p in self.survey.found
-                if p.checkpoint.id not in stay
-                and (p.heat, p.published) < (point.heat, point.published)
-                and not p.waiter
-            ),
-            key=lambda p: (p.heat, p.published, p.checkpoint.id),
-        )
-        actions = [host.Action(self.survey.frees(p).extents) for p in colder]
-        chosen = host.choose_victims(self.arena, sizes, actions)
+        colder = [(p, action) for p, action in colder if p.checkpoint.id not in stay]
+        chosen = host.choose_victims(self.arena, sizes, [action for _, action in colder])
         if chosen is None:
             return False
-        gone = {colder[i].checkpoint.id for i in chosen}
-        if not point.heat and self.survey.lost(gone) >= self.survey.loss(point):
-            return False  # deleting the point itself costs no more
-        if not self._affordable(gone):
+        gone = {colder[i][0].checkpoint.id for i in chosen}
+        if self.survey.lost(gone) >= worth or not self._affordable(gone):
             return False
         for i in chosen:
-            self.victims += colder[i].edges
-            self.arena = host.release_all(self.arena, actions[i].extents)
+            victim, action = colder[i]
+            self.victims += victim.edges
+            self.arena = host.release_all(self.arena, action.extents)
         return True
 
     def _affordable(self, more: set[int]) -> bool:
@@ -310,7 +344,7 @@ class _Search:
         if not p.history:
             return
         h = kv.history(pool, p.history)
-        if h.pins or h.sequence:
+        if h.pins or h.sequence or not h.on_device:
             return
         lo = max(h.base, keep.get(h.id, 0))
         hi = min(h.blocks, ceil_div(kv.protected_tokens(pool, h), pool.page_tokens))

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from world_cases import alone, at, engine, named, text
 
 from planner import Advance, ImageRef, LeaseReader, PageRange, Plan, Start, Target, apply, assess
@@ -10,7 +12,7 @@ from planner.checkpoints import Checkpoint, identity
 from planner.persistent import IntMap
 from planner.plans import Edge
 from planner.testing import Ask, WorldDriver
-from planner.world import Submitted, saving
+from planner.world import Submitted, eviction, saving
 from planner.world.eviction import FOREVER, Relief, Rights, lost_tokens, points, relieve
 from planner.world.records import Demand, Entry, observe
 from planner.world.requests import Request, Save
@@ -68,6 +70,35 @@ def test_x12_nested_points(deleted: set[int], loss: int) -> None:
 def test_x12_aliases(deleted: set[int], loss: int) -> None:
     """X-12, RC-07: an alias at 2000 saves R, unless it goes as well."""
     assert lost_tokens(known(3000, 2000, 2000), deleted) == loss
+
+
+@given(st.lists(st.tuples(st.text("ab", max_size=5), st.booleans()), max_size=12), st.data())
+def test_losses_of_all_at_once(paths: list[tuple[str, bool]], data: st.DataObject) -> None:
+    """Each as if it went alone, aliases and equal tokens of another mode among them; together no less (RC-07)."""
+    step = known()
+    cks: IntMap[Checkpoint] = IntMap()
+    for cid, (tokens, other) in enumerate(paths, 1):
+        path = identity([ord(c) for c in tokens], mode="other" if other else "")
+        cks = cks.set(cid, Checkpoint(cid, path, 0, (), (cid,)))
+    step.physical = step.physical._replace(checkpoints=cks)
+
+    def slow(gone: set[int]) -> int:
+        lost = 0
+        for ck in map(cks.get, gone):
+            assert ck is not None
+            left = [
+                o.frontier
+                for o in cks.values()
+                if o.identity.prefix_of(ck.identity)
+                and (o.id not in gone or (o.frontier, o.id) < (ck.frontier, ck.id))
+            ]
+            lost += ck.frontier - max(left, default=0)
+        return lost
+
+    alone = eviction.losses(eviction._by_depth(step))
+    assert alone == {cid: slow({cid}) for cid, _ in cks.items()}
+    some = data.draw(st.sets(st.sampled_from(sorted(alone)))) if alone else set()
+    assert lost_tokens(step, some) == slow(some) >= sum(alone[cid] for cid in some)
 
 
 def two(length: int) -> Step:
