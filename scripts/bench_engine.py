@@ -4,6 +4,8 @@
 
 - ``loop``: host time of a decode cycle at 8 rows, on a program that computes nothing: the planner's share
   and the whole loop with sampling rows, output sessions and handles (microseconds; limits 200 and 500).
+- ``requests``: host time of a request with a prompt of its own and one token, on that program, while hundreds wait:
+  with nothing cached, and with the Host arena full of what others left (milliseconds; the latter at most 30).
 - ``warm_hit``: time to the first token of a 4,000-token prompt, cold and warm (warm at most 5% of cold).
 - ``throughput``: greedy decode tokens/s of one request and of eight (eight at least 3 x).
 
@@ -34,6 +36,7 @@ ROOT = Path(__file__).parent.parent
 MODEL = ROOT / "tests" / "goldens" / "tiny-qwen3.5-dense"
 ROWS = 8
 PLANNER_US, LOOP_US = 200.0, 500.0
+FULL_CACHE_MS = 30.0
 WARM_SHARE = 0.05
 THROUGHPUT_RATIO = 3.0
 
@@ -126,6 +129,25 @@ def bench_loop(model: Path, tokens: int = 1500) -> dict[str, float]:
     }
 
 
+def bench_requests(model: Path, requests: int = 300) -> dict[str, float]:
+    """Host time of a request, first with no cache and then with a full one."""
+    out: dict[str, float] = {"requests": requests}
+    rng = np.random.default_rng(3)
+    for name, cache, host in (("uncached_ms", "off", 0), ("full_cache_ms", "read_write", 20 << 20)):
+        real = nj.load(model, max_concurrency=ROWS, max_context=512, host_capacity_bytes=host)
+        engine = Engine(real.model, real.frontend, IdleProgram(real._program), "idle")  # type: ignore[arg-type]
+        for _ in range(2):  # the first fills the cache
+            prompts = [rng.integers(0, 900, 200).tolist() for _ in range(requests)]
+            start = time.perf_counter()
+            engine.generate(prompts, greedy(1), cache=cache, use_tqdm=False)  # type: ignore[arg-type]
+            out[name] = round(1e3 * (time.perf_counter() - start) / requests, 3)
+        assert engine._worker is not None
+        out["checkpoints"] = len(engine._worker.world.physical.checkpoints)
+        engine.close()
+        real.close()
+    return out
+
+
 def bench_warm_hit(model: Path, length: int = 4000, repeats: int = 5) -> dict[str, float]:
     """Seconds to the first token of a long prompt: from nothing, and again."""
     with nj.load(model, max_concurrency=1, max_context=4096) as engine:
@@ -173,11 +195,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     loop = bench_loop(options.model)
+    requests = bench_requests(options.model)
     warm = bench_warm_hit(options.model)
     throughput = bench_throughput(options.model)
     passed = (
         loop["planner_p50_us"] <= PLANNER_US
         and loop["loop_p50_us"] <= LOOP_US
+        and requests["full_cache_ms"] <= FULL_CACHE_MS
         and warm["share"] <= WARM_SHARE
         and throughput["ratio"] >= THROUGHPUT_RATIO
     )
@@ -185,6 +209,7 @@ def main() -> int:
         "bench": "engine",
         "passed": passed,
         "loop": loop,
+        "requests": requests,
         "warm_hit": warm,
         "throughput": throughput,
         **measured_with(),

@@ -9,6 +9,13 @@ def test_the_loop_runs_on_a_program_that_computes_nothing():
     assert 0 < result["planner_p50_us"] < result["loop_p50_us"] <= result["loop_p99_us"]
 
 
+def test_requests_with_prompts_of_their_own_fill_the_cache():
+    result = bench_engine.bench_requests(bench_engine.MODEL, requests=12)
+    assert result["requests"] == 12
+    assert result["uncached_ms"] > 0 < result["full_cache_ms"]
+    assert result["checkpoints"] >= 12
+
+
 def test_a_prompt_that_was_there_is_hit():
     result = bench_engine.bench_warm_hit(bench_engine.MODEL, length=130, repeats=1)
     assert result["prompt_tokens"] == 130
