@@ -61,10 +61,6 @@ def device_events(run: Callable[[], Any]) -> list[tuple[float, float, str]]:
 
 
 _CALLS = 6
-"""Calls in a profile."""
-
-
-_CALLS = 6
 """Calls in a profile, of which the first does not count."""
 
 

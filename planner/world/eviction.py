@@ -8,7 +8,7 @@ started plan never is.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, groupby, islice
 from math import inf
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from planner import host, kv, state_images
 from planner.capacity import ceil_div
-from planner.checkpoints import Checkpoint, Identity
+from planner.checkpoints import Checkpoint
 from planner.host import Arena
 from planner.operations import apply
 from planner.physical import PhysicalState
@@ -126,50 +126,51 @@ def lost_tokens(step: Step, gone: Collection[int]) -> int:
     return _lost(_by_depth(step), gone)
 
 
-def _by_depth(step: Step) -> list[tuple[int, int, Identity]]:
-    """Frontier, id and identity of every checkpoint, deepest first."""
-    known = [(ck.frontier, ck.id, ck.identity) for ck in step.physical.checkpoints.values()]
-    return sorted(known, key=lambda k: -k[0])
+def _by_depth(step: Step) -> list[Checkpoint]:
+    """Every checkpoint, deepest first."""
+    return sorted(step.physical.checkpoints.values(), key=lambda ck: -ck.frontier)
 
 
-def _lost(by_depth: list[tuple[int, int, Identity]], gone: Collection[int]) -> int:
+def _lost(by_depth: list[Checkpoint], gone: Collection[int]) -> int:
     lost = 0
-    for place, (frontier, cid, identity) in enumerate(by_depth):
-        if cid not in gone:
+    for place, ck in enumerate(by_depth):
+        if ck.id not in gone:
             continue
         first = place
-        while first and by_depth[first - 1][0] == frontier:
+        while first and by_depth[first - 1].frontier == ck.frontier:
             first -= 1  # its aliases stand beside it
         best = 0
-        for depth, other, path in islice(by_depth, first, None):
-            counted = other not in gone or (depth, other) < (frontier, cid)
-            if counted and path.prefix_of(identity):
-                best = depth
+        for other in islice(by_depth, first, None):
+            counted = other.id not in gone or (other.frontier, other.id) < (ck.frontier, ck.id)
+            if counted and other.identity.prefix_of(ck.identity):
+                best = other.frontier
                 break
-        lost += frontier - best
+        lost += ck.frontier - best
     return lost
 
 
-def losses(by_depth: list[tuple[int, int, Identity]]) -> dict[int, int]:
-    """`lost_tokens` of every checkpoint alone, by id.
+def losses(checkpoints: Iterable[Checkpoint]) -> dict[int, int]:
+    """`lost_tokens` of each of all checkpoints alone, by id.
 
     In the order of their tokens a point comes after all that begin it, which stand in one path from the root.
     """
     out: dict[int, int] = {}
-    path: list[tuple[int, int, Identity]] = []
-    for tokens, group in groupby(
-        sorted(by_depth, key=lambda k: k[2].tokens), key=lambda k: k[2].tokens
-    ):
+    path: list[Checkpoint] = []
+
+    def tokens_of(ck: Checkpoint) -> bytes:
+        return ck.identity.tokens
+
+    for tokens, group in groupby(sorted(checkpoints, key=tokens_of), key=tokens_of):
         alike = list(group)
-        while path and not tokens.startswith(path[-1][2].tokens):
+        while path and not tokens.startswith(tokens_of(path[-1])):
             path.pop()
-        for frontier, cid, identity in alike:
+        for ck in alike:
             begins = (
-                depth
-                for depth, other, shorter in chain(alike, reversed(path))
-                if other != cid and shorter.prefix_of(identity)
+                other.frontier
+                for other in chain(alike, reversed(path))
+                if other.id != ck.id and other.identity.prefix_of(ck.identity)
             )
-            out[cid] = frontier - next(begins, 0)
+            out[ck.id] = ck.frontier - next(begins, 0)
         path += alike
     return out
 
