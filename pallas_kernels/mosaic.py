@@ -48,6 +48,14 @@ def read(ref: Any, layout: Any) -> Any:
     return plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
 
 
+def store(ref: Any, value: Any) -> None:
+    """From registers to global memory, also where threads fill cache lines only in part, as a row's heads do."""
+    if jax.__version_info__ < (0, 12):  # an assignment that jax 0.12 refuses for such values
+        ref[...] = value
+    else:
+        plgpu.store(ref, value, optimized=False)
+
+
 def fence_copy_engine() -> None:
     """Order this thread's ordinary accesses to global memory with those of the copy engine, before and after."""
 

@@ -10,6 +10,7 @@ Ceilings are measured in the same run: copy bandwidth, and the rate of a large m
   share of the time that its bytes (weights, states, keys and values) take at the copy bandwidth.
 - ``kernels``: what a profile of decode steps says of the device: how much of the time it idles, between the first
   kernel and the last, and which kernels take longest. Under the profiler XLA launches kernel by kernel, not as a graph.
+  The same of prompts, if another part runs prompts.
 - ``prefill``: a prompt through the largest units, and the share of the matrix rate that its products reach.
 - ``generate``: tokens/s of `Engine.generate` against the bare step rate.
 - ``hit``: time to the first token of a 16,000-token prompt that is wholly in the cache.
@@ -222,24 +223,31 @@ def step_seconds(program: Program, rows: int, sampling: SamplingRows | None = No
     return seconds(lambda: run_steps(step, 5, 40), 5) / 40
 
 
-def kernel_times(program: Program, rows: int) -> dict[str, Any]:
-    """Share of the time that the device idles in decode steps, and microseconds of the kernels that take longest."""
-    step, steps = decode_step(program, rows), 8
-    run_steps(step, 0, 5)
-    events = device_events(lambda: run_steps(step, 5, steps))
+def kernel_times(run: Callable[[], Any], times: int = 1) -> dict[str, Any]:
+    """What the device does while `run` does something so many times: share of the time that it idles, and, for each
+    time, how long kernels and the longest of them take."""
+    events = device_events(run)
     taken: dict[str, float] = {}
     for _, duration, name in events:
         taken[name] = taken.get(name, 0.0) + duration
+    busy = sum(taken.values())
     span = max(e[0] + e[1] for e in events) - min(e[0] for e in events)
     longest = sorted(taken.items(), key=lambda item: -item[1])[:12]
     return {
-        "busy_us": round(sum(taken.values()) / steps / 1e3, 1),
-        "idle": round(1 - sum(taken.values()) / span, 4),
-        "longest_us": {name: round(t / steps / 1e3, 1) for name, t in longest},
+        "busy_us": round(busy / times / 1e3, 1),
+        "idle": round(1 - busy / span, 4),
+        "longest_us": {name: round(t / times / 1e3, 1) for name, t in longest},
     }
 
 
-def prefill_seconds(program: Program, tokens: int) -> float:
+def decode_kernels(program: Program, rows: int) -> dict[str, Any]:
+    step, steps = decode_step(program, rows), 8
+    run_steps(step, 0, 5)
+    return kernel_times(lambda: run_steps(step, 5, steps), steps)
+
+
+def prefill(program: Program, tokens: int) -> Callable[[], Any]:
+    """What runs a prompt of so many tokens through units, and gives what the last one gives, not waited for."""
     mapped(program, 1, tokens)
     prompt, chunk = random_tokens(tokens), program.limits.prefill_chunk
 
@@ -250,7 +258,7 @@ def prefill_seconds(program: Program, tokens: int) -> float:
             hidden = program.prefill(RunPrefill(0, 0, 0, at, len(part), 1, 1), part)
         return hidden
 
-    return seconds(run)
+    return run
 
 
 def engine_on(model: Model, program: Program | Limits) -> Engine:
@@ -311,7 +319,7 @@ def measure(name: str, parts: tuple[str, ...], limits: Ceilings, results: Result
         results.add("sampling", model=name, rows=8, extra_us=round(extra * 1e6, 1))
     if "prefill" in parts:
         for tokens in PROMPTS[name]:
-            took = prefill_seconds(program, tokens)
+            took = seconds(prefill(program, tokens))
             rate = prompt_operations(model, tokens) / took
             results.add(
                 "prefill", model=name, tokens=tokens, ms=round(took * 1e3, 1),
@@ -344,7 +352,11 @@ def measure(name: str, parts: tuple[str, ...], limits: Ceilings, results: Result
         results.add("ladder", model=name, longest=longest, pages=program.limits.pages, done=True)
     if "kernels" in parts:
         for rows in (8, 1):
-            results.add("kernels", model=name, rows=rows, **kernel_times(program, rows))
+            results.add("kernels", model=name, rows=rows, **decode_kernels(program, rows))
+        for tokens in PROMPTS[name] if set(parts) & PREFILLS else ():
+            run = prefill(program, tokens)
+            jax.block_until_ready(run())
+            results.add("kernels", model=name, tokens=tokens, **kernel_times(run))
     engine.close()
     del engine, program
     if "start" in parts:
@@ -382,7 +394,7 @@ def missed(document: dict[str, Any]) -> list[str]:
     out = []
     for row in document.get("kernels", []):
         most = MOST_IDLE.get(row["model"], 1.0)
-        if row["idle"] > most:
+        if "rows" in row and row["idle"] > most:
             out.append(f"kernels {row['model']} {row['rows']}: idle {row['idle']} > {most}")
     for (part, model, size), least in MUST.items():
         for row in document.get(part, []):

@@ -48,7 +48,7 @@ from pallas_kernels.decode_chain.stages import (
     unfit_experts,
 )
 from pallas_kernels.dispatch import multiprocessors
-from pallas_kernels.mosaic import fence_copy_engine, read, timeline
+from pallas_kernels.mosaic import fence_copy_engine, read, store, timeline
 
 
 def chain(
@@ -206,7 +206,7 @@ def chain(
             x = read(stream_before(i).at[rows], wgmma).astype(f32)
             weight = weight_of_norm(i, rows)
             x = (x + total().astype(bf16).astype(f32)).astype(bf16)
-            outs[places[i]["residual"]].at[rows][...] = x
+            store(outs[places[i]["residual"]].at[rows], x)
             prepare_norm(i, tile, x.astype(f32), weight)
 
         def weight_of_norm(i: int, rows: Any) -> Any:
@@ -216,14 +216,14 @@ def chain(
 
         def prepare_norm(i: int, tile: Any, x: Any, weight: Any) -> None:
             at, rows = places[i], pl.ds(tile * TILE, TILE)
-            outs[at["squares"]].at[tile][...] = jnp.sum(x * x, axis=0)
+            store(outs[at["squares"]].at[tile], jnp.sum(x * x, axis=0))
             put(outs[at["normed"]], rows, x * (1.0 + weight))
             fence_copy_engine()
             counters.signal(at["done"])
 
         def put(out: Any, channels: Any, value: Any) -> None:
             value = plgpu.layout_cast(value.astype(out.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
-            out.at[:, channels].transpose((1, 0))[...] = value
+            store(out.at[:, channels].transpose((1, 0)), value)
 
         def multiply(i: int, stage: Product | Down, done: Any, scale: Any) -> Any:
             at = places[i]
@@ -241,7 +241,7 @@ def chain(
                 def _give() -> None:
                     with jax.named_scope(f"give a part of {i}"):
                         for p in range(pieces):
-                            shared.at[block, p][...] = totals[p]
+                            store(shared.at[block, p], totals[p])
                         counters.signal(at["given"] + owner)
 
                 def sum_of_all() -> Any:

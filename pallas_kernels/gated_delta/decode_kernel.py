@@ -34,7 +34,7 @@ from pallas_kernels.gated_delta.kernel_parts import (
     short_conv,
     unit,
 )
-from pallas_kernels.mosaic import lines
+from pallas_kernels.mosaic import lines, store
 
 _MOST_STAGED = 3
 """Heads whose states fit shared memory together."""
@@ -289,7 +289,7 @@ def gated_delta_decode(
                 @pl.when(owned)
                 def _write(first: Any = first, raw: Any = raw) -> None:
                     for j in range(TAPS - 1):
-                        window_ref[write, layer, j, pl.ds(first, D)] = raw[j]
+                        store(window_ref.at[write, layer, j, pl.ds(first, D)], raw[j])
 
             if pieces > 1:
                 sync_cluster()
@@ -306,7 +306,8 @@ def gated_delta_decode(
                         both = layouts.everywhere(width)
                         outputs[0, pl.ds(other * width, width)] = load(theirs, both)
                     x = layouts.cast(outputs[at], layouts.everywhere())
-                    out_ref[row, pl.ds(head_of(at) * D, D)] = gated_norm(x, gate, weight, eps)
+                    channels = pl.ds(head_of(at) * D, D)
+                    store(out_ref.at[row, channels], gated_norm(x, gate, weight, eps))
 
             if pieces > 1:
                 sync_cluster()  # shared memory must be there for as long as others read it
@@ -318,7 +319,7 @@ def gated_delta_decode(
         def _null() -> None:
             zero = layouts.cast(jnp.zeros((D,), jnp.bfloat16), layouts.everywhere())
             for i in range(heads):
-                out_ref[own, pl.ds((own_head + i) * D, D)] = zero
+                store(out_ref.at[own, pl.ds((own_head + i) * D, D)], zero)
 
     where: dict[str, Any]
     if cluster:

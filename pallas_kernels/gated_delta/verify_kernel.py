@@ -25,6 +25,7 @@ from pallas_kernels.gated_delta.kernel_parts import (
     unit,
 )
 from pallas_kernels.gated_delta.reference import Records
+from pallas_kernels.mosaic import store
 
 
 def gated_delta_verify(
@@ -127,7 +128,7 @@ def gated_delta_verify(
             v = layouts.cast(mixed[t, 2, pl.ds(column, N)], layouts.across)
             state, o, delta = delta_step(layouts, state, q, k, v, beta, decay)
             outputs[t, pl.ds(column, N)] = o
-            delta_ref[row, t, head, pl.ds(column, N)] = delta
+            store(delta_ref.at[row, t, head, pl.ds(column, N)], delta)
 
             @pl.when(wg == 0)
             def _decay() -> None:
@@ -136,7 +137,7 @@ def gated_delta_verify(
 
             @pl.when((wg == 0) & (head % r == 0))
             def _key() -> None:
-                k_ref[row, t, key] = k
+                store(k_ref.at[row, t, key], k)
 
             return layouts.cast(state, layouts.tile)
 
@@ -144,7 +145,7 @@ def gated_delta_verify(
         sync()
         for at, gate in zip(mine, z, strict=True):
             x = layouts.cast(outputs[at], layouts.everywhere())
-            out_ref[row, at, pl.ds(head * D, D)] = gated_norm(x, gate, weight, eps)
+            store(out_ref.at[row, at, pl.ds(head * D, D)], gated_norm(x, gate, weight, eps))
 
     def scoped(*refs: Any) -> None:
         pl.run_scoped(

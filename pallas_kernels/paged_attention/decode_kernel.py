@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import not_hopper
-from pallas_kernels.mosaic import lines, read
+from pallas_kernels.mosaic import lines, read, store
 
 BLOCKS = 132
 """Thread blocks of the main kernel: one per multiprocessor of an H100 or H200."""
@@ -338,8 +338,8 @@ def _chunks_kernel(
             def _append() -> None:
                 # The same page may be on its way to shared memory: this column is masked there, whatever it holds.
                 for c, x in zip(parts, new, strict=True):
-                    k_ref[(layer, *place, pl.ds(c, ROTARY))] = x.astype(dtype)
-                v_ref[(layer, *place)] = v
+                    store(k_ref.at[(layer, *place, pl.ds(c, ROTARY))], x.astype(dtype))
+                store(v_ref.at[(layer, *place)], v)
 
         @pl.when(thread == 0)
         def _compute() -> None:
@@ -432,7 +432,8 @@ def _chunks_kernel(
                 tick, acc, peak, total = jax.lax.fori_loop(0, item.pages, one_page, carry)
                 total = jnp.sum(total, axis=0)
                 safe = jnp.where(total > 0, total, 1.0)
-                lse_ref[bk, item.chunk] = jnp.where(total > 0, peak + jnp.log2(safe), _LOWEST)
+                log = jnp.where(total > 0, peak + jnp.log2(safe), _LOWEST)
+                store(lse_ref.at[bk, item.chunk], log)
                 out = (acc / _down(safe, D)).astype(dtype)
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 out_smem.transpose((1, 0))[...] = plgpu.layout_cast(out, _TURNED)
@@ -543,7 +544,7 @@ def _merge_kernel(
         out = (acc * (1 / jnp.where(total > 0, total, 1.0))).astype(out_ref.dtype)
         if gate is not None:
             out = out * gate
-        out_ref[row] = out
+        store(out_ref.at[row], out)
 
     operands = [partials, lse, chunks, *([] if qkv is None else [qkv])]
     return plgpu.kernel(

@@ -15,6 +15,7 @@ def test_limits_that_are_missed_are_named():
             {"model": "27B", "rows": 1, "idle": 0.04},
             {"model": "4B", "rows": 8, "idle": 0.04},
             {"model": "0.8B", "rows": 1, "idle": 0.5},
+            {"model": "27B", "tokens": 2048, "idle": 0.5},
         ],
     }
     assert sorted(missed(document)) == [
