@@ -14,6 +14,8 @@ from jaxlib.mlir.dialects import llvm
 
 _WHOLE: Any = ((),) if jax.__version_info__ < (0, 11) else ()
 """`plgpu.load` wants an index before jax 0.11 and none after."""
+_STORE: Any = getattr(plgpu, "store", None)
+"""From jax 0.12 on, where an assignment refuses some values; before, there is none, and it takes all."""
 
 
 def timeline(folder: str) -> dict[str, Any]:
@@ -50,10 +52,10 @@ def read(ref: Any, layout: Any) -> Any:
 
 def store(ref: Any, value: Any) -> None:
     """From registers to global memory, also where threads fill cache lines only in part, as a row's heads do."""
-    if jax.__version_info__ < (0, 12):  # an assignment that jax 0.12 refuses for such values
+    if _STORE is None:
         ref[...] = value
     else:
-        plgpu.store(ref, value, optimized=False)
+        _STORE(ref, value, optimized=False)
 
 
 def fence_copy_engine() -> None:

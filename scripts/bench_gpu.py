@@ -2,8 +2,11 @@
 
     python -m scripts.bench_gpu [--models 0.8B,4B,27B,35B-A3B] [--parts NAMES] [--out FILE] [--huggingface MODELS]
 
-Ceilings are measured in the same run: copy bandwidth, and the rate of a large matrix product. Parts, for each model:
+Ceilings are measured in the same run: copy bandwidth, and the rate of a large matrix product. Parts, for each model
+but for ``ops``:
 
+- ``ops``: decode attention of 8 x 32,768 tokens and the delta rule's step of 8 rows, alone. `pallas_kernels/*/` has
+  benches of all ops.
 - ``start``: seconds to an engine that can answer, cold and again, with the executables that the first start kept on
   disk: in a folder of this run's own, so that cold is cold, or else where JAX_COMPILATION_CACHE_DIR says.
 - ``decode``: step time of the decode unit and greedy sampling, next step launched before the last is read, and the
@@ -18,11 +21,10 @@ Ceilings are measured in the same run: copy bandwidth, and the rate of a large m
 - ``score``: windows of 2,048 tokens, share of the matrix rate.
 - ``ladder``: prompts up to max_context, twice, on the capacity that was chosen automatically.
 
-With `--huggingface`, transformers runs on the same shapes first, in a process of its own. The ops alone have benches in
-`pallas_kernels/*/`.
+With `--huggingface`, transformers runs on the same shapes first, in a process of its own.
 
-Results go to FILE as they come (JSON), a line each to stderr. Exit code 1: a limit of `MUST` or `MOST_IDLE` is missed;
-2: no GPU.
+Results go to FILE as they come (JSON), a line each to stderr, and at the end a table of those that `TARGETS` asks for.
+Exit code 1: one of them is missed; 2: no GPU.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 import ninfer_jax as nj
 from artifacts import open_checkpoint
@@ -54,12 +58,27 @@ from ninfer_jax.program import startup
 from ninfer_jax.program.plans import SamplingRows
 from ninfer_jax.program.program import Program
 from ninfer_jax.program.readback import read
+from pallas_kernels.gated_delta import decode_bench as delta_bench
+from pallas_kernels.gated_delta import decode_shapes as delta
 from pallas_kernels.measuring import device_events
+from pallas_kernels.paged_attention import decode_bench as attention_bench
+from pallas_kernels.paged_attention import decode_shapes as attention
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill
 from scripts.provenance import measured_with
 
 CONTEXT = 2048
-PARTS = ("start", "decode", "kernels", "prefill", "generate", "hit", "sampling", "score", "ladder")
+PARTS = (
+    "ops",
+    "start",
+    "decode",
+    "kernels",
+    "prefill",
+    "generate",
+    "hit",
+    "sampling",
+    "score",
+    "ladder",
+)
 PREFILLS = {"start", "prefill", "generate", "hit", "ladder"}
 """Parts that run prompts."""
 PROMPTS = {
@@ -69,15 +88,68 @@ PROMPTS = {
     "9B": (2048,),
     "35B-A3B": (2048,),
 }
-MUST = {
-    ("decode", "27B", 1): 0.92, ("decode", "27B", 8): 0.90, ("decode", "4B", 1): 0.82, ("decode", "4B", 8): 0.80,
-    ("decode", "0.8B", 1): 0.45, ("decode", "0.8B", 8): 0.45, ("decode", "35B-A3B", 1): 0.60,
-    ("decode", "35B-A3B", 8): 0.65, ("prefill", "27B", 2048): 0.70, ("prefill", "27B", 30_000): 0.72,
-    ("prefill", "4B", 30_000): 0.65, ("score", "4B", 2048): 0.45,
-}  # fmt: skip
-"""Least share of the limit."""
-MOST_IDLE = {"27B": 0.03, "4B": 0.10}
-"""Most idle share of the device in profiled decode steps."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure of some row of a part has to reach."""
+
+    part: str
+    row: dict[str, Any]
+    """Fields that tell the row."""
+    figure: str
+    must: float
+    goal: float | None = None
+    at_most: bool = False
+    """It must not be above `must`, instead of not below."""
+
+    @property
+    def name(self) -> str:
+        return " ".join(map(str, (self.part, *self.row.values(), self.figure)))
+
+    def measured(self, document: dict[str, Any]) -> list[float]:
+        """The figure in those rows of a document; in a document of several runs there may be more than one."""
+        rows = document.get(self.part, [])
+        return [r[self.figure] for r in rows if self.row.items() <= r.items()]
+
+    def met(self, value: float) -> bool:
+        return value <= self.must if self.at_most else value >= self.must
+
+
+def _of(model: str, **fields: Any) -> dict[str, Any]:
+    return {"model": model} | fields
+
+
+TARGETS = (
+    Target("decode", _of("27B", rows=1), "share", 0.92, 0.96),
+    Target("decode", _of("27B", rows=8), "share", 0.90, 0.96),
+    Target("decode", _of("4B", rows=1), "share", 0.82, 0.90),
+    Target("decode", _of("4B", rows=8), "share", 0.80, 0.90),
+    Target("decode", _of("0.8B", rows=1), "share", 0.45, 0.65),
+    Target("decode", _of("0.8B", rows=8), "share", 0.45, 0.65),
+    Target("decode", _of("35B-A3B", rows=1), "share", 0.60, 0.80),
+    Target("decode", _of("35B-A3B", rows=8), "share", 0.65, 0.80),
+    Target("ops", {"op": "attention_decode"}, "share", 0.80, 0.90),
+    Target("ops", {"op": "gated_delta_decode"}, "share", 0.75, 0.90),
+    Target("prefill", _of("27B", tokens=2048), "share", 0.70, 0.82),
+    Target("prefill", _of("27B", tokens=30_000), "share", 0.72, 0.85),
+    Target("prefill", _of("4B", tokens=30_000), "share", 0.65, 0.78),
+    Target("score", _of("4B", tokens=2048), "share", 0.45),
+    Target("hit", _of("27B", which="warm"), "ttft_ms", 60, 25, at_most=True),
+    Target("start", _of("27B", which="cold"), "seconds", 120, 60, at_most=True),
+    Target("start", _of("27B", which="again"), "seconds", 20, 10, at_most=True),
+    Target("sampling", _of("4B", rows=8), "of_step", 0.04, at_most=True),
+    *(
+        Target("generate", _of(model, requests=n), "of_bare_step", 0.93)
+        for model in ("4B", "27B")
+        for n in (1, 8)
+    ),
+    *(
+        Target("kernels", _of(model, rows=n), "idle", most, at_most=True)
+        for model, most in (("4B", 0.10), ("27B", 0.03))
+        for n in (1, 8)
+    ),
+)
 
 
 @dataclass
@@ -316,7 +388,10 @@ def measure(name: str, parts: tuple[str, ...], limits: Ceilings, results: Result
         rows_of = SamplingRows(ones, none, ones, zeros, zeros, zeros, ones, seed)
         bare = steps[8] if 8 in steps else step_seconds(program, 8)
         extra = step_seconds(program, 8, program.put(rows_of)) - bare
-        results.add("sampling", model=name, rows=8, extra_us=round(extra * 1e6, 1))
+        results.add(
+            "sampling", model=name, rows=8, extra_us=round(extra * 1e6, 1),
+            of_step=round(extra / bare, 4),
+        )  # fmt: skip
     if "prefill" in parts:
         for tokens in PROMPTS[name]:
             took = seconds(prefill(program, tokens))
@@ -370,6 +445,17 @@ def measure(name: str, parts: tuple[str, ...], limits: Ceilings, results: Result
         score(model, limits, results)
 
 
+def ops(limits: Ceilings, results: Results) -> None:
+    """The two ops of a decode step between its products, alone, on 8 rows of 27B."""
+    for op, shape, bench, options in (
+        ("attention_decode", attention.SHAPES["27B/B8/32k"], attention_bench, {"fused": True}),
+        ("gated_delta_decode", delta.SHAPES["27B/B8"], delta_bench, {}),
+    ):
+        taken = bench.measure(shape, "pallas", **options)
+        share = shape.bytes_moved / taken / limits.copy
+        results.add("ops", op=op, us=round(taken * 1e6, 1), share=round(share, 3))
+
+
 def score(model: Model, limits: Ceilings, results: Results) -> None:
     config = startup.scoring_config(EngineConfig(max_context=CONTEXT, purpose="scoring"))
     limits_of = startup.resolve(config, model.config, startup.measure())
@@ -390,18 +476,25 @@ def score(model: Model, limits: Ceilings, results: Results) -> None:
 
 
 def missed(document: dict[str, Any]) -> list[str]:
-    """Which limits of `MUST` and `MOST_IDLE` were measured and are missed."""
-    out = []
-    for row in document.get("kernels", []):
-        most = MOST_IDLE.get(row["model"], 1.0)
-        if "rows" in row and row["idle"] > most:
-            out.append(f"kernels {row['model']} {row['rows']}: idle {row['idle']} > {most}")
-    for (part, model, size), least in MUST.items():
-        for row in document.get(part, []):
-            measured = row["model"] == model and size in (row.get("rows"), row.get("tokens"))
-            if measured and row["share"] < least:
-                out.append(f"{part} {model} {size}: {row['share']} < {least}")
-    return out
+    """Which targets were measured and are missed."""
+    return [
+        f"{target.name}: {value} {'>' if target.at_most else '<'} {target.must}"
+        for target in TARGETS
+        for value in target.measured(document)
+        if not target.met(value)
+    ]
+
+
+def table(document: dict[str, Any]) -> Table:
+    """What was measured beside what was asked for."""
+    table = Table(title=f"{document['device']}, jax {document['versions']['jax']}")
+    for column in ("figure", "measured", "must", "goal", ""):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for target in TARGETS:
+        for value in target.measured(document):
+            limits = ("" if x is None else str(x) for x in (target.must, target.goal))
+            table.add_row(target.name, str(value), *limits, "ok" if target.met(value) else "missed")
+    return table
 
 
 def main() -> int:
@@ -440,14 +533,17 @@ def main() -> int:
         copy_tb_per_s=round(limits.copy / 1e12, 3),
         matmul_tflops=round(limits.product / 1e12),
     )
+    parts = tuple(args.parts.split(","))
+    if "ops" in parts:
+        ops(limits, results)
     for name in args.models.split(","):
         try:
-            measure(name, tuple(args.parts.split(",")), limits, results)
+            measure(name, parts, limits, results)
         except Exception as error:  # the other models' results count as well
             results.add("errors", model=name, error=f"{type(error).__name__}: {str(error)[:400]}")
     short = missed(results.document)
     results.document["missed"] = short
-    results.add("end", missed=len(short))
+    Console(stderr=True).print(table(results.document))
     print(json.dumps(results.document, indent=1))
     return 1 if short or "errors" in results.document else 0
 
