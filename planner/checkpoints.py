@@ -8,14 +8,16 @@ prefix in every pool, the identity, and what the model needs to continue.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import IdentityError
+from planner.persistent import IntMap, with_item, without_item
 
 
 class MediaSpan(NamedTuple):
@@ -158,3 +160,140 @@ class Checkpoint(NamedTuple):
 def ledger_frontier(checkpoint: Checkpoint) -> int:
     """Tokens committed: one more than computed where the next input is known (CK-08)."""
     return checkpoint.frontier + (checkpoint.next_input >= 0)
+
+
+def common_tokens(a: bytes, b: bytes) -> int:
+    """Length in tokens of the common prefix of two int32 byte strings."""
+    n = min(len(a), len(b)) // 4
+    differ = np.frombuffer(a, "<i4", n) != np.frombuffer(b, "<i4", n)
+    return int(differ.argmax()) if differ.any() else n
+
+
+_Place = tuple[str, bytes, int]
+"""Mode and tokens of a checkpoint, and its id: one that begins another comes before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """All checkpoints by id, and who is where: a value, like the maps that it is made of.
+
+    What asks for those of an owner, those that are read, or those on the path of a prompt does not go through all of
+    them. A change of one copies a list of all (a few microseconds for thousands).
+    """
+
+    by_id: IntMap[Checkpoint] = field(default_factory=IntMap)
+    read: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    """Ids of those with reader leases, ascending."""
+    _owned: IntMap[tuple[int, ...]] = field(default_factory=IntMap, compare=False, repr=False)
+    _imaged: IntMap[tuple[int, ...]] = field(default_factory=IntMap, compare=False, repr=False)
+    _places: tuple[_Place, ...] = field(default=(), compare=False, repr=False)
+
+    def get(self, cid: int) -> Checkpoint | None:
+        """The checkpoint, or None."""
+        return self.by_id.get(cid)
+
+    def items(self) -> list[tuple[int, Checkpoint]]:
+        """Pairs of id and checkpoint, ascending."""
+        return self.by_id.items()
+
+    def values(self) -> list[Checkpoint]:
+        """Every checkpoint, ascending by id."""
+        return self.by_id.values()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def indexes(self) -> tuple[object, ...]:
+        """All that follows from the checkpoints, to be compared."""
+        return self.read, self._owned, self._imaged, self._places
+
+    def owned(self, owner: int) -> tuple[int, ...]:
+        """Ids of those that an owner holds, ascending."""
+        return self._owned.get(owner) or ()
+
+    def with_image(self, image: int) -> tuple[int, ...]:
+        """Ids of those whose state is this image, ascending."""
+        return self._imaged.get(image) or ()
+
+    def put(self, ck: Checkpoint) -> Checkpoints:
+        """With this checkpoint, new or in place of the one with its id."""
+        return self._changed(self.by_id.get(ck.id), ck, self.by_id.set(ck.id, ck))
+
+    def delete(self, cid: int) -> Checkpoints:
+        """Without this checkpoint; KeyError where there is none."""
+        return self._changed(self.by_id.get(cid), None, self.by_id.delete(cid))
+
+    def _changed(
+        self, old: Checkpoint | None, new: Checkpoint | None, by_id: IntMap[Checkpoint]
+    ) -> Checkpoints:
+        ck = new or old
+        assert ck is not None
+        places, before, after = self._places, old and _place(old), new and _place(new)
+        if before != after:
+            places = without_item(places, before) if before else places
+            places = with_item(places, after) if after else places
+        read = without_item(self.read, ck.id)
+        return Checkpoints(
+            by_id,
+            with_item(read, ck.id) if new and new.readers else read,
+            _listed(self._owned, ck.id, old.holders if old else (), new.holders if new else ()),
+            _listed(self._imaged, ck.id, (old.image,) if old else (), (new.image,) if new else ()),
+            places,
+        )
+
+    def on_path(self, prompt: Identity) -> list[Checkpoint]:
+        """Those whose tokens begin ``prompt``, itself included, in its mode; deepest first, of equal ones the youngest.
+
+        Whether the rest of their identity does too is for `Identity.prefix_of` to say (CK-05).
+        """
+        out: list[Checkpoint] = []
+        tokens: bytes | None = prompt.tokens
+        while tokens is not None:
+            last = bisect_right(self._places, (prompt.mode, tokens, _LAST)) - 1
+            if last < 0 or self._places[last][0] != prompt.mode:
+                break
+            _, found, cid = self._places[last]
+            if not tokens.startswith(found):
+                # What begins the prompt and stands before this one begins this one as well.
+                tokens = tokens[: 4 * common_tokens(tokens, found)]
+                continue
+            first = bisect_left(self._places, (prompt.mode, found, 0))
+            for _, _, cid in reversed(self._places[first : last + 1]):
+                ck = self.by_id.get(cid)
+                assert ck is not None
+                out.append(ck)
+            tokens = found[:-4] if found else None
+        return out
+
+    def shared(self, prompt: Identity) -> int:
+        """Length in tokens of the longest prefix that ``prompt`` and any of them in its mode have in common."""
+        at = bisect_left(self._places, (prompt.mode, prompt.tokens, 0))
+        beside = (p for p in self._places[max(0, at - 1) : at + 1] if p[0] == prompt.mode)
+        return max((common_tokens(prompt.tokens, tokens) for _, tokens, _ in beside), default=0)
+
+
+def collected(checkpoints: Iterable[Checkpoint]) -> Checkpoints:
+    """These checkpoints and no others."""
+    every = Checkpoints()
+    for ck in checkpoints:
+        every = every.put(ck)
+    return every
+
+
+_LAST = 1 << 62
+
+
+def _listed(
+    index: IntMap[tuple[int, ...]], cid: int, before: tuple[int, ...], after: tuple[int, ...]
+) -> IntMap[tuple[int, ...]]:
+    """An index in which a checkpoint moves from some keys to others."""
+    for key in {*before} ^ {*after}:
+        ids = index.get(key) or ()
+        ids = with_item(ids, cid) if key in after else without_item(ids, cid)
+        index = index.set(key, ids) if ids else index.delete(key)
+    return index
+
+
+def _place(ck: Checkpoint) -> _Place:
+    return ck.identity.mode, ck.identity.tokens, ck.id

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 from planner import kv, state_images
 from planner.capacity import ceil_div
+from planner.checkpoints import collected
 from planner.errors import InvariantError, PlannerError
 from planner.host import Extent
 from planner.kv import NO_HOST, Pool
-from planner.physical import MAX_FLIGHTS, PhysicalState, Sequence, is_complete, usage
+from planner.physical import MAX_FLIGHTS, PhysicalState, Sequence, is_complete, on_device, usage
 from planner.plans import Work
 
 Finding = tuple[str, str]
@@ -98,6 +99,8 @@ def _histories(s: PhysicalState, k: int, pool: Pool, work: Work) -> Iterator[Fin
     for h in pool.histories.values():
         if h.parent:
             forks.setdefault(h.parent, []).append((h.base, h.id))
+    if pool.resident != tuple(hid for hid, h in pool.histories.items() if h.on_device):
+        yield "INV-02", f"pool {pool.name}: {pool.resident} are not the histories on the Device"
     serials: Counter[int] = Counter()
     for hid, h in pool.histories.items():
         where = f"pool {pool.name}, history {hid}"
@@ -258,8 +261,17 @@ def _sequences(s: PhysicalState) -> Iterator[Finding]:
 
 
 def _checkpoints(s: PhysicalState) -> Iterator[Finding]:
+    if s.checkpoints.indexes != collected(s.checkpoints.values()).indexes:
+        yield "INV-08", f"what finds checkpoints differs from them: {s.checkpoints.indexes}"
+    there = on_device(s)
     for cid, ck in s.checkpoints.items():
         im = state_images.image(s.states, ck.image)
+        paths = (
+            kv.prefix_pages(pool, p.history, ceil_div(p.frontier, pool.page_tokens))
+            for pool, p in zip(s.pools, ck.prefixes, strict=True)
+        )
+        if cid not in there and (im.slot or any(kv.leases(pages) for pages in paths)):
+            yield "INV-08", f"checkpoint {cid} is on the Device and not found there"
         if ck.id != cid or cid >= s.next_id:
             yield "INV-13", f"checkpoint {cid}: id {ck.id}, next {s.next_id}"
         if im.position != ck.frontier:

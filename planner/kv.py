@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from planner.capacity import ceil_div
 from planner.errors import BusyError, HandleError, IllegalError, ShortageError
 from planner.host import Extent
-from planner.persistent import IntMap
+from planner.persistent import IntMap, with_item, without_item
 
 NO_HOST: Final = -1
 
@@ -86,7 +86,8 @@ class Pool(NamedTuple):
     """A typed pool: ``allocated + reserved + available = capacity`` (KV-17).
 
     Free page groups are ``recycled[0..recycled_count)`` (a stack) and every id >= ``fresh``.
-    ``rows`` names the sequence that leases each row of the block-table matrix (0: none).
+    ``rows`` names the sequence that leases each row of the block-table matrix (0: none), ``resident``
+    the histories with own pages on the Device, ascending.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Pool(NamedTuple):
     histories: IntMap[History] = IntMap()
     next_history: int = 1
     next_serial: int = 1
+    resident: tuple[int, ...] = ()
 
 
 def available(pool: Pool) -> int:
@@ -119,7 +121,15 @@ def history(pool: Pool, hid: int) -> History:
 
 
 def _put(pool: Pool, h: History) -> Pool:
-    return pool._replace(histories=pool.histories.set(h.id, h))
+    old = pool.histories.get(h.id)
+    pool = pool._replace(histories=pool.histories.set(h.id, h))
+    was, is_there = old is not None and old.on_device > 0, h.on_device > 0
+    return pool if was == is_there else _resident(pool, h.id, is_there)
+
+
+def _resident(pool: Pool, hid: int, there: bool) -> Pool:
+    change = with_item if there else without_item
+    return pool._replace(resident=change(pool.resident, hid))
 
 
 # Capacity: reservation, lease, return
@@ -372,6 +382,8 @@ def settle(pool: Pool, hid: int) -> tuple[Pool, list[Extent]]:
             p = history(pool, h.parent)
             children = tuple([c for c in p.children if c != (h.base, hid)])
             histories = histories.set(p.id, p._replace(children=children))
+        if h.on_device:
+            pool = _resident(pool, hid, False)
         pool = free_pages(pool, leases(gone))._replace(histories=histories)
         hid = h.parent
     return pool, freed

@@ -1,4 +1,4 @@
-"""A persistent map from small non-negative integers to values: the one container of the stores.
+"""A persistent map from small non-negative integers to values, the container of the stores; and sorted tuples.
 
 A radix tree of 32-wide tuples. `set` copies one path (a few hundred bytes at a million keys) and
 shares the rest with the older version, which stays valid. Iteration is in key order, so nothing
@@ -7,6 +7,7 @@ depends on hashing. A value is never None.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,7 @@ _MASK = _WIDTH - 1
 _EMPTY: tuple[Any, ...] = (None,) * _WIDTH
 
 T = TypeVar("T")
+Item = TypeVar("Item", int, tuple[str, bytes, int])
 
 
 def _set(node: tuple[Any, ...] | None, shift: int, key: int, value: Any) -> tuple[Any, ...]:
@@ -195,3 +197,16 @@ class IntMap(Generic[T]):
 
     def __repr__(self) -> str:
         return f"IntMap({dict(self.items())!r})"
+
+
+def with_item(items: tuple[Item, ...], item: Item) -> tuple[Item, ...]:
+    """A sorted tuple with one more item."""
+    more = list(items)
+    insort(more, item)
+    return tuple(more)
+
+
+def without_item(items: tuple[Item, ...], item: Item) -> tuple[Item, ...]:
+    """A sorted tuple without an item, which may be absent."""
+    at = bisect_left(items, item)
+    return items[:at] + items[at + 1 :] if items[at : at + 1] == (item,) else items

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from planner import host, kv, state_images
 from planner.capacity import Layout, PoolName, ceil_div
-from planner.checkpoints import Checkpoint
+from planner.checkpoints import Checkpoint, Checkpoints
 from planner.errors import BusyError, HandleError
 from planner.host import Arena, Extent
 from planner.kv import Pool
-from planner.persistent import IntMap
 from planner.state_images import StateStore
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ class PhysicalState(NamedTuple):
     pools: tuple[Pool, ...]
     states: StateStore
     arena: Arena
-    checkpoints: IntMap[Checkpoint]
+    checkpoints: Checkpoints
     sequences: tuple[Sequence, ...] = ()
     transaction: Transaction | None = None
     result: Result | None = None
@@ -133,7 +132,7 @@ def initial(layout: Layout) -> PhysicalState:
         pools,
         state_images.state_store(layout.slots),
         host.arena(layout.host_bytes),
-        IntMap(),
+        Checkpoints(),
     )
 
 
@@ -194,7 +193,7 @@ class Draft:
         self.states = state_images.hold(self.states, checkpoint.image)
         for i, p in enumerate(checkpoint.prefixes):
             self.pools[i] = kv.add_ref(self.pools[i], p.history, p.frontier, checkpoint.id)
-        self.checkpoints = self.checkpoints.set(checkpoint.id, checkpoint)
+        self.checkpoints = self.checkpoints.put(checkpoint)
         self.touched.add(owner)
 
     def drop_edge(self, owner: int, cid: int) -> None:
@@ -205,7 +204,7 @@ class Draft:
         self.touched.add(owner)
         rest = tuple(o for o in ck.holders if o != owner)
         if rest:
-            self.checkpoints = self.checkpoints.set(cid, ck._replace(holders=rest))
+            self.checkpoints = self.checkpoints.put(ck._replace(holders=rest))
             return
         if ck.readers:
             raise BusyError(
@@ -221,20 +220,16 @@ class Draft:
 
     def finish(self, result: Result) -> None:
         """Store the absolute end result and advance the revision once (TX-08, TX-13)."""
-        held: dict[int, list[int]] = {owner: [] for owner in sorted(self.touched)}
-        for cid, ck in self.checkpoints.items():
-            for owner in ck.holders:
-                if owner in held:
-                    held[owner].append(cid)
         self.result = Result(
             result.transaction, result.kind, result.outcome, result.sequence, result.published,
             (*result.retired, *self.retired),
-            tuple((owner, tuple(ids)) for owner, ids in held.items()), result.bytes_moved,
+            tuple((owner, self.checkpoints.owned(owner)) for owner in sorted(self.touched)),
+            result.bytes_moved,
         )  # fmt: skip
         self.revision += 1
 
 
-def _checkpoint(checkpoints: IntMap[Checkpoint], cid: int) -> Checkpoint:
+def _checkpoint(checkpoints: Checkpoints, cid: int) -> Checkpoint:
     found = checkpoints.get(cid)
     if found is None:
         raise HandleError(f"checkpoint {cid} is gone; choose a source again")
@@ -264,7 +259,20 @@ def pool_index(s: PhysicalState, name: PoolName) -> int:
 
 def checkpoints_of(s: PhysicalState, owner: int) -> tuple[int, ...]:
     """Every checkpoint an owner holds, ascending."""
-    return tuple(cid for cid, ck in s.checkpoints.items() if owner in ck.holders)
+    return s.checkpoints.owned(owner)
+
+
+def on_device(s: PhysicalState) -> set[int]:
+    """Checkpoints of which something may lie on the Device: their image, or a page on their path."""
+    found = {cid for image in s.states.slots if image for cid in s.checkpoints.with_image(image)}
+    for pool in s.pools:
+        resident = {*pool.resident}
+        below = list(resident)
+        for hid in below:  # grows
+            h = kv.history(pool, hid)
+            found.update(cid for _, cid in h.refs)
+            below += [child for _, child in h.children if child not in resident]
+    return found
 
 
 def usage(s: PhysicalState | Draft) -> Usage:

@@ -23,7 +23,8 @@ def _writers(d: Draft, pool: int, pausing: Sequence | None) -> list[int]:
 def _readers(d: Draft, target: Target) -> list[Checkpoint]:
     """Checkpoints whose replicas must stay where they are: leased ones and the source."""
     source = target.action.source if isinstance(target.action, Bind) else 0
-    return [ck for cid, ck in d.checkpoints.items() if ck.readers or cid == source]
+    found = (d.checkpoints.get(cid) for cid in sorted({*d.checkpoints.read, source}))
+    return [ck for ck in found if ck is not None]
 
 
 def _require_unread(d: Draft, target: Target, item: ImageRef | PageRange) -> None:

@@ -111,7 +111,7 @@ def retain(s: PhysicalState, op: Retain) -> PhysicalState:
     if op.owner in ck.holders:
         raise HandleError(f"owner {op.owner} already holds checkpoint {ck.id}")
     holders = tuple(sorted((*ck.holders, op.owner)))
-    d.checkpoints = d.checkpoints.set(ck.id, ck._replace(holders=holders))
+    d.checkpoints = d.checkpoints.put(ck._replace(holders=holders))
     d.touched.add(op.owner)
     d.finish(Result(0, "retain", "committed"))
     return d.freeze()
@@ -132,6 +132,6 @@ def _readers(s: PhysicalState, cid: int, delta: int) -> PhysicalState:
     ck = d.checkpoint(cid)
     if ck.readers + delta < 0:
         raise HandleError(f"checkpoint {cid} has no reader lease to end")
-    d.checkpoints = d.checkpoints.set(cid, ck._replace(readers=ck.readers + delta))
+    d.checkpoints = d.checkpoints.put(ck._replace(readers=ck.readers + delta))
     d.revision += 1
     return d.freeze()

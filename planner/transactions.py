@@ -189,7 +189,7 @@ def _hold(d: Draft, old: tuple[int, ...], new: tuple[int, ...]) -> None:
 def _lease_source(d: Draft, target: Target, delta: int) -> None:
     if isinstance(target.action, Bind) and target.action.source:
         ck = d.checkpoint(target.action.source)
-        d.checkpoints = d.checkpoints.set(ck.id, ck._replace(readers=ck.readers + delta))
+        d.checkpoints = d.checkpoints.put(ck._replace(readers=ck.readers + delta))
 
 
 def start(s: PhysicalState, op: Start) -> PhysicalState:

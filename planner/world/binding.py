@@ -47,7 +47,12 @@ def feasible(step: Step, target: Target, rights: Rights | None) -> Plan | None:
             return verdict
         if rights is None:
             return None
-        for name, n in verdict.gaps:
+        gaps = dict(verdict.gaps)
+        if target.demote != base.demote and "host" in gaps:
+            # What was to be moved found no place between what is there: then it is given up (HOST-05).
+            del gaps["host"]
+            rights = replace(rights, demote=False)
+        for name, n in gaps.items():
             wanted[name] = wanted.get(name, 0) + n
         relief = relieve(step, wanted, rights)
         if relief is None:

@@ -7,10 +7,9 @@ started plan never is.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, groupby, islice
+from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from planner.capacity import ceil_div
 from planner.checkpoints import Checkpoint
 from planner.host import Arena
 from planner.operations import apply
-from planner.physical import PhysicalState
+from planner.physical import PhysicalState, on_device
 from planner.plans import Edge, ImageRef, PageRange
 from planner.reclaim import Reclaim, reclaim
 from planner.retention import Release
@@ -85,13 +84,14 @@ def protects_proven(record: Record, ck: Checkpoint, step: Step) -> bool:
     return True
 
 
-def points(step: Step, rights: Rights) -> list[Point]:
-    """Every checkpoint that the rights allow to go, in no order yet."""
+def points(step: Step, rights: Rights, among: Iterable[int] | None = None) -> list[Point]:
+    """Every checkpoint, or each of those, that the rights allow to go, in no order yet."""
     waiters = {r.waiter: r.id for r in step.requests.values() if r.wait}
     holders = {r.holder: r.id for r in step.requests.values() if r.snapshot}
+    every = step.physical.checkpoints
     out: list[Point] = []
-    for cid, ck in step.physical.checkpoints.items():
-        if cid in rights.protect or ck.readers:
+    for ck in every.values() if among is None else map(every.get, among):
+        if ck is None or ck.id in rights.protect or ck.readers:
             continue
         heat = published = waiter = 0
         allowed, snapshot = True, False
@@ -112,7 +112,7 @@ def points(step: Step, rights: Rights) -> list[Point]:
                 allowed = allowed and limit is not None and ticket > limit
             heat = max(heat, demand.time)
         if allowed and heat < max(rights.reused_before, 1):
-            edges = tuple(Edge(owner, cid) for owner in ck.holders)
+            edges = tuple(Edge(owner, ck.id) for owner in ck.holders)
             out.append(Point(ck, edges, heat, published, waiter, snapshot))
     return out
 
@@ -121,58 +121,21 @@ def lost_tokens(step: Step, gone: Collection[int]) -> int:
     """Tokens that nothing restores once these points are gone together (RC-07).
 
     Each falls back to the deepest point of its path that survives. What lies before a shallower
-    one that goes too, or before an alias of it, is counted there.
+    one that goes too, or before an alias of it, is counted there. Never less than the loss of any of them alone.
     """
-    return _lost(_by_depth(step), gone)
-
-
-def _by_depth(step: Step) -> list[Checkpoint]:
-    """Every checkpoint, deepest first."""
-    return sorted(step.physical.checkpoints.values(), key=lambda ck: -ck.frontier)
-
-
-def _lost(by_depth: list[Checkpoint], gone: Collection[int]) -> int:
+    every = step.physical.checkpoints
     lost = 0
-    for place, ck in enumerate(by_depth):
-        if ck.id not in gone:
+    for ck in map(every.get, gone):
+        if ck is None:
             continue
-        first = place
-        while first and by_depth[first - 1].frontier == ck.frontier:
-            first -= 1  # its aliases stand beside it
-        best = 0
-        for other in islice(by_depth, first, None):
-            counted = other.id not in gone or (other.frontier, other.id) < (ck.frontier, ck.id)
-            if counted and other.identity.prefix_of(ck.identity):
-                best = other.frontier
-                break
-        lost += ck.frontier - best
+        rests = (
+            other.frontier
+            for other in every.on_path(ck.identity)
+            if (other.id not in gone or (other.frontier, other.id) < (ck.frontier, ck.id))
+            and other.identity.prefix_of(ck.identity)
+        )
+        lost += ck.frontier - next(rests, 0)
     return lost
-
-
-def losses(checkpoints: Iterable[Checkpoint]) -> dict[int, int]:
-    """`lost_tokens` of each of all checkpoints alone, by id.
-
-    In the order of their tokens a point comes after all that begin it, which stand in one path from the root.
-    """
-    out: dict[int, int] = {}
-    path: list[Checkpoint] = []
-
-    def tokens_of(ck: Checkpoint) -> bytes:
-        return ck.identity.tokens
-
-    for tokens, group in groupby(sorted(checkpoints, key=tokens_of), key=tokens_of):
-        alike = list(group)
-        while path and not tokens.startswith(tokens_of(path[-1])):
-            path.pop()
-        for ck in alike:
-            begins = (
-                other.frontier
-                for other in chain(alike, reversed(path))
-                if other.id != ck.id and other.identity.prefix_of(ck.identity)
-            )
-            out[ck.id] = ck.frontier - next(begins, 0)
-        path += alike
-    return out
 
 
 def _freed(s: PhysicalState, got: Reclaim) -> Gaps:
@@ -183,45 +146,54 @@ def _freed(s: PhysicalState, got: Reclaim) -> Gaps:
 class _Survey:
     """What a search asks of one world again and again: the points that may go, what each frees and what it costs."""
 
-    def __init__(self, step: Step, rights: Rights) -> None:
-        self.found = points(step, rights)
-        self._physical = step.physical
-        self._by_depth = _by_depth(step)
+    def __init__(self, step: Step, rights: Rights, among: Iterable[int] | None = None) -> None:
+        self.found = points(step, rights, among)
+        self._step, self._rights = step, rights
         self._frees: dict[int, Reclaim] = {}
-        self._losses: dict[int, int] | None = None
-        self._by_age: (
-            tuple[list[tuple[int, int]], list[tuple[Point, host.Action]], list[float]] | None
-        ) = None
+        self._losses: dict[int, int] = {}
+        self._cold: list[Point] | None = None
 
     def frees(self, p: Point) -> Reclaim:
         """What the end of this point alone gives back."""
         cid = p.checkpoint.id
         if cid not in self._frees:
-            self._frees[cid] = reclaim(self._physical, p.edges)
+            self._frees[cid] = reclaim(self._step.physical, p.edges)
         return self._frees[cid]
 
     def loss(self, p: Point) -> int:
         """Tokens that are lost with this point alone."""
-        if self._losses is None:
-            self._losses = losses(self._by_depth)
-        return self._losses[p.checkpoint.id]
+        cid = p.checkpoint.id
+        if cid not in self._losses:
+            self._losses[cid] = lost_tokens(self._step, (cid,))
+        return self._losses[cid]
 
-    def lost(self, gone: Collection[int]) -> int:
-        """See `lost_tokens`. Never less than the loss of any of them alone."""
-        return _lost(self._by_depth, gone)
+    def cold(self) -> list[Point]:
+        """Points anywhere that nobody waits for, coldest first."""
+        if self._cold is None:
+            found = points(self._step, self._rights)
+            self._cold = sorted((p for p in found if not p.waiter), key=_age)
+        return self._cold
 
-    def colder(self, point: Point) -> tuple[list[tuple[Point, host.Action]], float]:
-        """Points that nobody waits for and that are colder, coldest first, with what each frees on Host; and the tokens
-        that are lost at least where any of them goes."""
-        if self._by_age is None:
-            order = [p for p in self.found if not p.waiter]
-            order.sort(key=lambda p: (p.heat, p.published, p.checkpoint.id))
-            freed = [(p, host.Action(self.frees(p).extents)) for p in order]
-            least = list(accumulate(map(self.loss, order), min, initial=inf))
-            self._by_age = [(p.heat, p.published) for p in order], freed, least
-        ages, freed, least = self._by_age
-        count = bisect_left(ages, (point.heat, point.published))
-        return freed[:count], least[count]
+    def one_victim(self, arena: Arena, size: int, order: Iterable[Point]) -> Point | None:
+        """The first of these points whose end alone makes room for one allocation on Host."""
+        for p in order:
+            extents = self.frees(p).extents
+            if extents and host.fits(arena, [size], extents):
+                return p
+        return None
+
+    def victims(self, arena: Arena, size: int, order: list[Point]) -> list[Point] | None:
+        """Those of these points, first ones first, whose end makes room for one allocation on Host (HOST-06..08)."""
+        one = self.one_victim(arena, size, order)
+        if one is not None:
+            return [one]
+        actions = [host.Action(self.frees(p).extents) for p in order]
+        chosen = host.choose_victims(arena, [size], actions)
+        return None if chosen is None else [order[i] for i in chosen]
+
+
+def _age(p: Point) -> tuple[int, int, int]:
+    return p.heat, p.published, p.checkpoint.id
 
 
 @dataclass
@@ -240,6 +212,8 @@ class _Search:
     """Device units that the demotions free."""
     victims: list[Edge] = field(default_factory=list)
     """Points that make room on Host for demotions."""
+    _one: tuple[tuple[int, Arena, frozenset[int]] | None, Point | None] = (None, None)
+    """The coldest Host victim that is enough alone, and for what size and arena, and which points stay."""
     _counted: tuple[tuple[tuple[int, ...], int], Gaps] = (((), 0), {})
     """What was last counted as freed, and for which deletions."""
 
@@ -266,8 +240,9 @@ class _Search:
             for k, pool in enumerate(s.pools)
         ]
         images = set()
-        for cid, ck in s.checkpoints.items():
-            if not ck.readers and cid not in self.rights.protect:
+        for cid in {*s.checkpoints.read, *self.rights.protect}:
+            ck = s.checkpoints.get(cid)
+            if ck is None:
                 continue
             images.add(ck.image)
             for k, (pool, p) in enumerate(zip(s.pools, ck.prefixes, strict=True)):
@@ -293,33 +268,42 @@ class _Search:
 
     def _room(self, size: int, point: Point) -> bool:
         found = host.first_fit(self.arena, size)
-        if found is None and self._make_host_room([size], point):
+        if found is None and self._make_host_room(size, point):
             found = host.first_fit(self.arena, size)
         if found is None:
             return False
         self.arena = found[0]
         return True
 
-    def _make_host_room(self, sizes: list[int], point: Point) -> bool:
+    def _make_host_room(self, size: int, point: Point) -> bool:
         """Fix Host victims for a demotion: colder points that live on Host (RC-08, RC-17)."""
+        victims = self._host_victims(size, point)
+        if victims is None:
+            return False
+        gone = {p.checkpoint.id for p in victims}
         worth = inf if point.heat else self.survey.loss(point)
-        colder, least = self.survey.colder(point)
-        if least >= worth:
-            return False  # deleting the point itself costs no more
-        stay = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
-        stay |= {*self.moved, point.checkpoint.id}
-        colder = [(p, action) for p, action in colder if p.checkpoint.id not in stay]
-        chosen = host.choose_victims(self.arena, sizes, [action for _, action in colder])
-        if chosen is None:
-            return False
-        gone = {colder[i][0].checkpoint.id for i in chosen}
-        if self.survey.lost(gone) >= worth or not self._affordable(gone):
-            return False
-        for i in chosen:
-            victim, action = colder[i]
+        if lost_tokens(self.step, gone) >= worth or not self._affordable(gone):
+            return False  # deleting the point itself costs no more, or all that may be spent
+        for victim in victims:
             self.victims += victim.edges
-            self.arena = host.release_all(self.arena, action.extents)
+            self.arena = host.release_all(self.arena, self.survey.frees(victim).extents)
         return True
+
+    def _host_victims(self, size: int, point: Point) -> list[Point] | None:
+        """The coldest one that makes room alone, which is the same for all points until something is taken; or else
+        several. All have to be colder than the point."""
+        stay = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
+        stay |= self.moved.keys()
+        key = (size, self.arena, frozenset(stay))
+        if self._one[0] != key:
+            cold = (p for p in self.survey.cold() if p.checkpoint.id not in stay)
+            self._one = key, self.survey.one_victim(self.arena, size, cold)
+        one = self._one[1]
+        if one is not None and _age(one)[:2] < _age(point)[:2]:
+            return [one]
+        colder = takewhile(lambda p: _age(p)[:2] < _age(point)[:2], self.survey.cold())
+        order = [p for p in colder if p.checkpoint.id not in stay]
+        return self.survey.victims(self.arena, size, order)
 
     def _affordable(self, more: set[int]) -> bool:
         """Whether the budget covers these deletions beside all that were chosen (RC-15)."""
@@ -327,7 +311,7 @@ class _Search:
         if budget is None:
             return True
         gone = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
-        return self.survey.lost(gone | more) < budget
+        return lost_tokens(self.step, gone | more) < budget
 
     def _demote_image(self, point: Point, images: set[int]) -> None:
         im = state_images.image(self.step.physical.states, point.checkpoint.image)
@@ -380,8 +364,8 @@ class _Search:
 
         def key(p: Point) -> tuple[float, int, int]:
             useful = min(wanted, _freed(self.step.physical, self.survey.frees(p)).get(name, 0))
-            lost = self.survey.loss(p)
-            return (lost / useful if useful else float("inf"), p.published, p.checkpoint.id)
+            cost = self.survey.loss(p) / useful if useful else inf
+            return (cost, p.published, p.checkpoint.id)
 
         return sorted(found, key=key)
 
@@ -429,8 +413,12 @@ class _Search:
         return Relief(tuple(edges), self._standing(tuple(edges)))
 
     def _standing(self, edges: tuple[Edge, ...]) -> tuple[ImageRef | PageRange, ...]:
-        """The demotions of what is still there once ``edges`` are gone, which `assess` does first."""
-        moves = tuple(i for items in self.moved.values() for i in items)
+        """The demotions of what is still there once ``edges`` are gone, which `assess` does first.
+
+        Images come first: pages fill the holes that are left, in parts of any number.
+        """
+        found = (i for items in self.moved.values() for i in items)
+        moves = tuple(sorted(found, key=lambda item: not isinstance(item, ImageRef)))
         if not edges or not moves:
             return moves
         after = apply(self.step.physical, Release(edges))
@@ -461,7 +449,7 @@ def relieve(step: Step, gaps: Gaps, rights: Rights) -> Relief | None:
         return None
     if set(gaps) == {"host"}:
         return _host_relief(step, gaps["host"], rights)
-    survey = _Survey(step, rights)
+    survey = _Survey(step, rights, sorted(on_device(step.physical)))  # others free nothing there
     found = survey.found
     free = [p for p in found if not p.waiter]
     ordinary = [p for p in free if not p.heat]
@@ -486,7 +474,8 @@ def _host_relief(step: Step, size: int, rights: Rights) -> Relief | None:
     s = step.physical
     drops: list[ImageRef | PageRange] = []
     arena = s.arena
-    busy = {ck.image for cid, ck in s.checkpoints.items() if ck.readers or cid in rights.protect}
+    kept = map(s.checkpoints.get, {*s.checkpoints.read, *rights.protect})
+    busy = {ck.image for ck in kept if ck is not None}
     for iid, im in s.states.images.items():
         if im.host and im.slot and im.ready and not im.writer and not im.pins and iid not in busy:
             drops.append(ImageRef(iid))
@@ -495,11 +484,10 @@ def _host_relief(step: Step, size: int, rights: Rights) -> Relief | None:
         return Relief((), (), tuple(drops))
     survey = _Survey(step, rights)
     found = sorted(survey.found, key=lambda p: (*_claim(p), p.heat, p.published))
-    actions = [host.Action(survey.frees(p).extents) for p in found]
-    chosen = host.choose_victims(s.arena, [size], actions)
-    if chosen is None:
+    victims = survey.victims(s.arena, size, found)
+    if victims is None:
         return None
-    lost = survey.lost({found[i].checkpoint.id for i in chosen})
+    lost = lost_tokens(step, {p.checkpoint.id for p in victims})
     if rights.budget is not None and lost >= rights.budget:
         return None
-    return Relief(tuple(e for i in chosen for e in found[i].edges))
+    return Relief(tuple(e for p in victims for e in p.edges))

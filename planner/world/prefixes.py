@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
-from planner.checkpoints import Identity
+from planner.checkpoints import Identity, common_tokens
 from planner.world.requests import Request, Save, opportunities
 from planner.world.step import Step
 
@@ -26,10 +24,7 @@ def prepare_saves(step: Step, request: Request) -> Request:
     page = step.physical.layout.page_tokens
     leave = divergence(step, prompt) // page * page
     if leave and leave not in saves and leave < prompt.frontier:
-        known = any(
-            ck.frontier == leave and prompt.tokens.startswith(ck.identity.tokens)
-            for ck in step.physical.checkpoints.values()
-        )
+        known = any(ck.frontier == leave for ck in step.physical.checkpoints.on_path(prompt))
         if not known:
             saves[leave] = Save(leave, ("shared",))
     ordered = tuple(saves[f] for f in sorted(saves))
@@ -39,17 +34,9 @@ def prepare_saves(step: Step, request: Request) -> Request:
 
 def divergence(step: Step, prompt: Identity) -> int:
     """The longest prefix that ``prompt`` shares with an earlier input or a saved point, itself at most."""
-    known = (*step.catalog.recent, *(ck.identity for ck in step.physical.checkpoints.values()))
-    best = 0
-    for other in known:
+    best = step.physical.checkpoints.shared(prompt)
+    for other in step.catalog.recent:
         longer = prompt.tokens[: 4 * best + 4]
         if other.tokens.startswith(longer) and other.mode == prompt.mode:
             best = common_tokens(prompt.tokens, other.tokens)
     return min(best, prompt.frontier - 1)
-
-
-def common_tokens(a: bytes, b: bytes) -> int:
-    """Length in tokens of the common prefix of two int32 byte strings."""
-    n = min(len(a), len(b)) // 4
-    differ = np.frombuffer(a, "<i4", n) != np.frombuffer(b, "<i4", n)
-    return int(differ.argmax()) if differ.any() else n

@@ -74,9 +74,10 @@ def _without_existing(
     """Serve what an existing point at exactly this position can serve by reference (CAT-11, CAPT-06)."""
     point = request.spec.prompt.prefix(here.frontier)
     left = list(here.kinds)
-    for cid, ck in step.physical.checkpoints.items():
-        if ck.frontier != here.frontier or ck.identity != point:
+    for ck in reversed(step.physical.checkpoints.on_path(point)):
+        if ck.identity != point:
             continue
+        cid = ck.id
         shared = any(step.catalog.entries.get(o) is not None for o in ck.holders)
         own = request.owner in ck.holders
         if "shared" in left and shared:
@@ -155,7 +156,7 @@ def _rights(step: Step, request: Request, here: Save) -> Rights:
     if demand:
         return Rights(reused_before=demand, demote=step.demote, protect=protect)
     gain = here.frontier
-    for ck in step.physical.checkpoints.values():
+    for ck in step.physical.checkpoints.on_path(point):
         if ck.frontier < here.frontier and ck.identity.prefix_of(point):
             gain = min(gain, here.frontier - ck.frontier)
     return Rights(budget=gain, demote=step.demote, protect=protect)

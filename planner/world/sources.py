@@ -69,9 +69,10 @@ def sources(step: Step, request: Request, prompt: Identity, limit: int) -> list[
         return [root]
     named = session_owner(step.catalog, request.spec.session) if request.spec.session else 0
     found = [root]
-    for cid, ck in step.physical.checkpoints.items():
-        if not 0 < ck.frontier <= limit or not prompt.tokens.startswith(ck.identity.tokens):
+    for ck in sorted(step.physical.checkpoints.on_path(prompt), key=lambda ck: ck.id):
+        if not 0 < ck.frontier <= limit:
             continue
+        cid = ck.id
         usable = [o for o in ck.holders if _public(step, o) or o in (request.waiter, request.owner)]
         if not usable or not ck.identity.prefix_of(prompt) or not is_complete(step.physical, cid):
             continue

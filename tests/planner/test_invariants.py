@@ -10,6 +10,7 @@ from planner import check, checkpoint, initial, usage, violations
 from planner.errors import InvariantError
 from planner.host import Arena, Extent
 from planner.kv import Pool, history
+from planner.persistent import IntMap
 from planner.physical import Flight, PhysicalState
 from planner.plans import Bind, Capture, Edge, ImageRef, PageRange, Target
 from planner.retention import Discard, Release
@@ -89,10 +90,14 @@ def in_sequence(index: int, **fields: Any) -> Break:
 
 def in_checkpoint(index: int, **fields: Any) -> Break:
     def broken(s: PhysicalState) -> PhysicalState:
-        cid, ck = s.checkpoints.items()[index]
-        return s._replace(checkpoints=s.checkpoints.set(cid, ck._replace(**fields)))
+        ck = s.checkpoints.values()[index]
+        return s._replace(checkpoints=s.checkpoints.put(ck._replace(**fields)))
 
     return broken
+
+
+def unlisted(**indexes: Any) -> Break:
+    return lambda s: s._replace(checkpoints=dataclasses.replace(s.checkpoints, **indexes))
 
 
 def states(**fields: Any) -> Break:
@@ -126,6 +131,7 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("INV-02", "page lost", pool0(lambda p: p._replace(fresh=p.fresh + 1))),
     ("INV-02", "Host byte free and owned", arena(Extent(0, 12))),
     ("INV-02", "replicas miscounted", in_history(OLD, on_host=1)),
+    ("INV-02", "Device content not listed", pool0(lambda p: p._replace(resident=p.resident[1:]))),
     ("INV-02", "slot lost", states(slots=(0, *RICH.states.slots[1:]))),
     ("INV-02", "reserved by a sequence", in_sequence(0, reserved=(9, 9))),
     ("INV-03", "two pages in one group", in_page(OLD, 0, device=2)),
@@ -151,6 +157,10 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("INV-07", "ready without a place", in_image(KEPT.image, ready=True)),
     ("INV-08", "left-over pin", in_history(OLD, pins=1)),
     ("INV-08", "left-over image pin", in_image(BASE.image, pins=1)),
+    ("INV-08", "read and not listed", unlisted(read=(BASE.id,))),
+    ("INV-08", "owned and not listed", unlisted(_owned=IntMap())),
+    ("INV-08", "on no path", unlisted(_places=())),
+    ("INV-08", "image of nobody", unlisted(_imaged=IntMap())),
     ("INV-08", "no holder", in_checkpoint(0, holders=())),
     ("INV-08", "reader below zero", in_checkpoint(0, readers=-1)),
     ("INV-09", "unit below its frontier", in_sequence(1, frontiers=(5, 0))),
@@ -225,7 +235,7 @@ def test_transaction_findings() -> None:
     def rules(s: PhysicalState) -> set[str]:
         return {rule for rule, _ in violations(s)}
 
-    unleased = d.state.checkpoints.set(cid, checkpoint(d.state, cid)._replace(readers=0))
+    unleased = d.state.checkpoints.put(checkpoint(d.state, cid)._replace(readers=0))
     assert "INV-07" in rules(d.state._replace(checkpoints=unleased))
     far = dataclasses.replace(t, cursor=9)
     assert "INV-08" in rules(d.state._replace(transaction=far))

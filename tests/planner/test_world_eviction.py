@@ -7,12 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_cases import alone, at, engine, named, text
 
-from planner import Advance, ImageRef, LeaseReader, PageRange, Plan, Start, Target, apply, assess
-from planner.checkpoints import Checkpoint, identity
-from planner.persistent import IntMap
+from planner import (
+    Advance,
+    ImageRef,
+    Layout,
+    LeaseReader,
+    PageRange,
+    Plan,
+    PoolLayout,
+    Start,
+    Target,
+    apply,
+    assess,
+)
+from planner.checkpoints import Checkpoint, Checkpoints, identity
 from planner.plans import Edge
 from planner.testing import Ask, WorldDriver
-from planner.world import Submitted, eviction, saving
+from planner.world import Submitted, TraceRequest, WorldConfig, saving, simulate
 from planner.world.eviction import FOREVER, Relief, Rights, lost_tokens, points, relieve
 from planner.world.records import Demand, Entry, observe
 from planner.world.requests import Request, Save
@@ -25,9 +36,9 @@ def known(*frontiers: int) -> Step:
     """Points 1, 2, .. of one path at these positions; only their identities matter."""
     step = Step(engine().world)
     path = identity(range(5000))
-    cks: IntMap[Checkpoint] = IntMap()
+    cks = Checkpoints()
     for cid, frontier in enumerate(frontiers, 1):
-        cks = cks.set(cid, Checkpoint(cid, path.prefix(frontier), 0, (), (cid,)))
+        cks = cks.put(Checkpoint(cid, path.prefix(frontier), 0, (), (cid,)))
     step.physical = step.physical._replace(checkpoints=cks)
     return step
 
@@ -73,13 +84,13 @@ def test_x12_aliases(deleted: set[int], loss: int) -> None:
 
 
 @given(st.lists(st.tuples(st.text("ab", max_size=5), st.booleans()), max_size=12), st.data())
-def test_losses_of_all_at_once(paths: list[tuple[str, bool]], data: st.DataObject) -> None:
-    """Each as if it went alone, aliases and equal tokens of another mode among them; together no less (RC-07)."""
+def test_losses_along_paths(paths: list[tuple[str, bool]], data: st.DataObject) -> None:
+    """Alone and together, aliases and equal tokens of another mode among them; together no less (RC-07)."""
     step = known()
-    cks: IntMap[Checkpoint] = IntMap()
+    cks = Checkpoints()
     for cid, (tokens, other) in enumerate(paths, 1):
         path = identity([ord(c) for c in tokens], mode="other" if other else "")
-        cks = cks.set(cid, Checkpoint(cid, path, 0, (), (cid,)))
+        cks = cks.put(Checkpoint(cid, path, 0, (), (cid,)))
     step.physical = step.physical._replace(checkpoints=cks)
 
     def slow(gone: set[int]) -> int:
@@ -95,8 +106,8 @@ def test_losses_of_all_at_once(paths: list[tuple[str, bool]], data: st.DataObjec
             lost += ck.frontier - max(left, default=0)
         return lost
 
-    alone = eviction.losses(eviction._by_depth(step))
-    assert alone == {cid: slow({cid}) for cid, _ in cks.items()}
+    alone = {cid: lost_tokens(step, {cid}) for cid, _ in cks.items()}
+    assert alone == {cid: slow({cid}) for cid in alone}
     some = data.draw(st.sets(st.sampled_from(sorted(alone)))) if alone else set()
     assert lost_tokens(step, some) == slow(some) >= sum(alone[cid] for cid in some)
 
@@ -323,3 +334,15 @@ def test_only_the_missing_pages_move_in_one_order() -> None:
     relief = relieve(step, {"main": 3}, ANY)
     assert relief == Relief(demote=(PageRange(0, one, 0, 2), PageRange(0, other, 1, 2)))
     d.settle()
+
+
+@pytest.mark.parametrize(("image", "host"), [(2, 40), (3, 60), (5, 100), (2, 60), (5, 200)])
+def test_a_full_host_arena_blocks_nobody(image: int, host: int) -> None:
+    """HOST-05: demotions that find no place between what is there give way to deletions; nobody waits for them."""
+    layout = Layout(256, 4, 16, (PoolLayout("main", 60, 1),), 8, image, host)
+    ids = iter(range(80 * 40))
+    prompts = [tuple(next(ids) for _ in range(40)) for _ in range(80)]
+    trace = [TraceRequest(i, prompt, (7, 8, 9)) for i, prompt in enumerate(prompts)]
+    report = simulate(trace, WorldConfig(layout, prefill_chunk=16))
+    assert report.completed == 80
+    assert "blocked" not in report.notes
