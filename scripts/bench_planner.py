@@ -6,6 +6,10 @@ The state: 27B on a 141 GB card: 20,000 Main pages (and 1,000,000 for the growth
 rows, 64 cached histories averaging 200 pages that share prefixes, 64 checkpoints. One process, one
 thread, CPU. The decode step is measured in rounds and the round with the lowest median is reported
 (a shared machine changes its speed by a factor of two); the medians of all rounds stand beside it.
+
+Beside it simulated runs of unrelated requests, which leave two checkpoints each: a request's time is
+that of all its events, once with room on Host for all, which are 1,600 at the end, and once beside a
+full Host arena of 280.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +61,7 @@ from planner import (
     table_row,
     usage,
 )
+from planner.world import TraceRequest, WorldConfig, simulate
 from scripts.provenance import commit
 
 P = 64
@@ -70,6 +76,8 @@ LIMITS = {
     "reclaim_16_owners_us": 500.0,
     "version_bytes": 65536.0,
     "decode_growth_at_1m_pages": 3.0,
+    "request_beside_host_content_ms": 20.0,
+    "request_beside_full_host_arena_ms": 80.0,
 }
 
 
@@ -194,6 +202,19 @@ def fork(s: PhysicalState, source: int, blocks: int) -> Callable[[], object]:
     return action
 
 
+def requests_ms(count: int, host_gib: int) -> float:
+    """Milliseconds of a simulated run of so many unrelated requests of 200 tokens."""
+    layout = Layout(2048, 8, P, (PoolLayout("main", 400, 1 << 20),), 20, 3 << 20, host_gib << 30)
+    tokens = iter(range(200 * count))
+    trace = [TraceRequest(i, tuple(islice(tokens, 200)), (7,)) for i in range(count)]
+    return times(lambda: simulate(trace, WorldConfig(layout)), 1)[0] / 1e3
+
+
+def request_ms(first: int, last: int, host_gib: int) -> float:
+    """Milliseconds of each request between the first and the last."""
+    return (requests_ms(last, host_gib) - requests_ms(first, host_gib)) / (last - first)
+
+
 def version_bytes(s: PhysicalState, steps: int) -> float:
     """Bytes that one more retained version costs, mean over decode steps."""
     kept = [s]
@@ -300,6 +321,8 @@ def main() -> None:
         "row_image_us": float(
             np.percentile(times(lambda: table_row(s, 0, s.sequences[0].id), 300), 50)
         ),
+        "request_beside_host_content_ms": request_ms(400, 800, 20),
+        "request_beside_full_host_arena_ms": request_ms(340, 400, 1),
         "block_table_us": float(np.percentile(times(lambda: block_table(s, 0), 100), 50)),
     }
     report = {
