@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -178,7 +178,7 @@ class Checkpoints:
     """All checkpoints by id, and who is where: a value, like the maps that it is made of.
 
     What asks for those of an owner, those that are read, or those on the path of a prompt does not go through all of
-    them. A change of one copies a list of all (a few microseconds for thousands).
+    them. One that is new or goes copies a list of all, and compares a few of their prompts.
     """
 
     by_id: IntMap[Checkpoint] = field(default_factory=IntMap)
@@ -242,12 +242,11 @@ class Checkpoints:
             places,
         )
 
-    def on_path(self, prompt: Identity) -> list[Checkpoint]:
+    def on_path(self, prompt: Identity) -> Iterator[Checkpoint]:
         """Those whose tokens begin ``prompt``, itself included, in its mode; deepest first, of equal ones the youngest.
 
         Whether the rest of their identity does too is for `Identity.prefix_of` to say (CK-05).
         """
-        out: list[Checkpoint] = []
         tokens: bytes | None = prompt.tokens
         while tokens is not None:
             last = bisect_right(self._places, (prompt.mode, tokens, _LAST)) - 1
@@ -262,9 +261,8 @@ class Checkpoints:
             for _, _, cid in reversed(self._places[first : last + 1]):
                 ck = self.by_id.get(cid)
                 assert ck is not None
-                out.append(ck)
+                yield ck
             tokens = found[:-4] if found else None
-        return out
 
     def shared(self, prompt: Identity) -> int:
         """Length in tokens of the longest prefix that ``prompt`` and any of them in its mode have in common."""

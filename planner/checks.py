@@ -263,7 +263,7 @@ def _sequences(s: PhysicalState) -> Iterator[Finding]:
 def _checkpoints(s: PhysicalState) -> Iterator[Finding]:
     if s.checkpoints.indexes != collected(s.checkpoints.values()).indexes:
         yield "INV-08", f"what finds checkpoints differs from them: {s.checkpoints.indexes}"
-    there = on_device(s)
+    there = on_device(s, ("slots", *(pool.name for pool in s.pools)))
     for cid, ck in s.checkpoints.items():
         im = state_images.image(s.states, ck.image)
         paths = (

@@ -39,6 +39,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ class Target:
     def measured(self, document: dict[str, Any]) -> list[float]:
         """The figure in those rows of a document; in a document of several runs there may be more than one."""
         rows = document.get(self.part, [])
-        return [r[self.figure] for r in rows if self.row.items() <= r.items()]
+        return [r[self.figure] for r in rows if self.row.items() <= r.items() and self.figure in r]
 
     def met(self, value: float) -> bool:
         return value <= self.must if self.at_most else value >= self.must
@@ -174,6 +175,9 @@ class Results:
         print(
             part, *(f"{name}={value}" for name, value in row.items()), file=sys.stderr, flush=True
         )
+        self.save()
+
+    def save(self) -> None:
         if self.out:
             self.out.write_text(json.dumps(self.document, indent=1) + "\n")
 
@@ -404,11 +408,8 @@ def measure(name: str, parts: tuple[str, ...], limits: Ceilings, results: Result
     if "generate" in parts:
         for rows in (1, 8):
             rate = generated_rate(engine, rows)
-            bare = rows / steps[rows] if rows in steps else float("nan")
-            results.add(
-                "generate", model=name, requests=rows, tokens_per_s=round(rate, 1),
-                of_bare_step=round(rate / bare, 3),
-            )  # fmt: skip
+            bare = {"of_bare_step": round(rate * steps[rows] / rows, 3)} if rows in steps else {}
+            results.add("generate", model=name, requests=rows, tokens_per_s=round(rate, 1), **bare)
     if "hit" in parts:
         prompt = random_tokens(16_000, seed=9).tolist()
         for which in ("cold", "warm", "warm"):
@@ -534,15 +535,19 @@ def main() -> int:
         matmul_tflops=round(limits.product / 1e12),
     )
     parts = tuple(args.parts.split(","))
+    runs: dict[str, Callable[[Ceilings, Results], None]] = {
+        name: partial(measure, name, parts) for name in args.models.split(",")
+    }
     if "ops" in parts:
-        ops(limits, results)
-    for name in args.models.split(","):
+        runs = {"ops": ops} | runs
+    for name, run in runs.items():
         try:
-            measure(name, parts, limits, results)
+            run(limits, results)
         except Exception as error:  # the other models' results count as well
             results.add("errors", model=name, error=f"{type(error).__name__}: {str(error)[:400]}")
     short = missed(results.document)
     results.document["missed"] = short
+    results.save()
     Console(stderr=True).print(table(results.document))
     print(json.dumps(results.document, indent=1))
     return 1 if short or "errors" in results.document else 0

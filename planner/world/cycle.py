@@ -237,8 +237,8 @@ def _make_room(step: Step, r: Resident, gaps: Gaps) -> bool:
         binding.give_up(step, relief.release, r.request)
         binding.start(step, plan, Job("demote", r.request))
         return settle(step)
-    step.demote = False  # the proposal was too optimistic; delete instead
-    return False
+    step.demote = False  # what was to be moved finds no place between what is there: delete instead
+    return _make_room(step, r, gaps)
 
 
 def _choose_victim(step: Step, r: Resident) -> None:

@@ -185,8 +185,11 @@ class _Survey:
     def victims(self, arena: Arena, size: int, order: list[Point]) -> list[Point] | None:
         """Those of these points, first ones first, whose end makes room for one allocation on Host (HOST-06..08)."""
         one = self.one_victim(arena, size, order)
-        if one is not None:
-            return [one]
+        return self.several_victims(arena, size, order) if one is None else [one]
+
+    def several_victims(self, arena: Arena, size: int, order: list[Point]) -> list[Point] | None:
+        """`victims` where none is enough alone."""
+        order = [p for p in order if self.frees(p).extents]
         actions = [host.Action(self.frees(p).extents) for p in order]
         chosen = host.choose_victims(arena, [size], actions)
         return None if chosen is None else [order[i] for i in chosen]
@@ -291,7 +294,7 @@ class _Search:
 
     def _host_victims(self, size: int, point: Point) -> list[Point] | None:
         """The coldest one that makes room alone, which is the same for all points until something is taken; or else
-        several. All have to be colder than the point."""
+        several. All have to be colder than the point; of equal age is not colder."""
         stay = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
         stay |= self.moved.keys()
         key = (size, self.arena, frozenset(stay))
@@ -303,7 +306,7 @@ class _Search:
             return [one]
         colder = takewhile(lambda p: _age(p)[:2] < _age(point)[:2], self.survey.cold())
         order = [p for p in colder if p.checkpoint.id not in stay]
-        return self.survey.victims(self.arena, size, order)
+        return self.survey.several_victims(self.arena, size, order)
 
     def _affordable(self, more: set[int]) -> bool:
         """Whether the budget covers these deletions beside all that were chosen (RC-15)."""
@@ -415,10 +418,17 @@ class _Search:
     def _standing(self, edges: tuple[Edge, ...]) -> tuple[ImageRef | PageRange, ...]:
         """The demotions of what is still there once ``edges`` are gone, which `assess` does first.
 
-        Images come first: pages fill the holes that are left, in parts of any number.
+        The largest units come first: the others fill the holes that are left, pages in parts of any number.
         """
+        s = self.step.physical
+
+        def unit_bytes(item: ImageRef | PageRange) -> int:
+            if isinstance(item, ImageRef):
+                return s.layout.image_bytes
+            return s.pools[item.pool].page_bytes
+
         found = (i for items in self.moved.values() for i in items)
-        moves = tuple(sorted(found, key=lambda item: not isinstance(item, ImageRef)))
+        moves = tuple(sorted(found, key=unit_bytes, reverse=True))
         if not edges or not moves:
             return moves
         after = apply(self.step.physical, Release(edges))
@@ -449,7 +459,8 @@ def relieve(step: Step, gaps: Gaps, rights: Rights) -> Relief | None:
         return None
     if set(gaps) == {"host"}:
         return _host_relief(step, gaps["host"], rights)
-    survey = _Survey(step, rights, sorted(on_device(step.physical)))  # others free nothing there
+    # Others free nothing of what is missing (RC-01).
+    survey = _Survey(step, rights, sorted(on_device(step.physical, gaps)))
     found = survey.found
     free = [p for p in found if not p.waiter]
     ordinary = [p for p in free if not p.heat]

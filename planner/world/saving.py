@@ -74,7 +74,7 @@ def _without_existing(
     """Serve what an existing point at exactly this position can serve by reference (CAT-11, CAPT-06)."""
     point = request.spec.prompt.prefix(here.frontier)
     left = list(here.kinds)
-    for ck in reversed(step.physical.checkpoints.on_path(point)):
+    for ck in reversed(list(step.physical.checkpoints.on_path(point))):
         if ck.identity != point:
             continue
         cid = ck.id

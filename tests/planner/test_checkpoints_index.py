@@ -62,7 +62,7 @@ def test_indexes_follow_from_the_checkpoints(
             owned = tuple(sorted(cid for cid, ck in want.items() if owner in ck.holders))
             assert found.owned(owner) == owned
         begins = [ck for ck in want.values() if ck.identity.prefix_of(prompt)]
-        assert found.on_path(prompt) == sorted(begins, key=lambda ck: (-ck.frontier, -ck.id))
+        assert list(found.on_path(prompt)) == sorted(begins, key=lambda ck: (-ck.frontier, -ck.id))
         same_mode = [ck.identity for ck in want.values() if ck.identity.mode == mode]
         assert found.shared(prompt) == max((common(prompt, i) for i in same_mode), default=0)
 

@@ -1,10 +1,12 @@
 """Traces and the simulator: real decisions on a virtual clock (OBS-01, OBS-02)."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
+from planner import Layout, PoolLayout
 from planner.errors import PlannerError
 from planner.testing import tiny_layout
 from planner.world import (
@@ -12,6 +14,7 @@ from planner.world import (
     Journal,
     SimulationCost,
     TraceError,
+    TraceRequest,
     TransferCost,
     WorldConfig,
     load_trace,
@@ -183,3 +186,31 @@ def test_nearest_rank_percentiles() -> None:
     assert percentiles([10**9 * n for n in range(1, 101)]) == (50, 90, 99)
     assert percentiles([3 * 10**9]) == (3, 3, 3)
     assert percentiles([]) == (0, 0, 0)
+
+
+def crowded(seed: int) -> tuple[WorldConfig, list[TraceRequest]]:
+    """60 requests that branch off each other in little memory, in pools of different page sizes."""
+    draw = random.Random(seed)
+    pages = draw.randint(8, 24)
+    pools = tuple(
+        PoolLayout(f"p{size}", pages, size) for size in draw.choice([(1,), (1, 2), (3, 1)])
+    )
+    layout = Layout(
+        32, draw.randint(1, 3), 4, pools, draw.randint(4, 7), 3, draw.choice([12, 20, 40])
+    )
+    roots: list[tuple[int, ...]] = [(), (1, 2, 3, 4, 5), (1, 2, 3, 9, 9, 9, 9)]
+    trace = []
+    for i in range(60):
+        own = tuple(draw.randint(10, 60) for _ in range(draw.randint(1, 6)))
+        prompt = (draw.choice(roots) + own)[:26]
+        output = tuple(draw.randint(10, 60) for _ in range(draw.randint(1, 5)))
+        trace.append(TraceRequest(i * 10**7, prompt, output, draw.choice(["", "", "talk"])))
+        roots = [*roots[:3], *roots[3:][-6:], (prompt + output)[:22]]
+    return WorldConfig(layout, prefill_chunk=8), trace
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_short_every_request_ends(seed: int) -> None:
+    """SCH-16: what finds no place on Host is given up; it is never the end of the engine."""
+    config, trace = crowded(seed)
+    assert simulate(trace, config).completed == len(trace)
