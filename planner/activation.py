@@ -264,11 +264,7 @@ def publish_bind(d: Draft, b: Bind, work: Work) -> int:
 def _adopt_history(d: Draft, k: int, p: Prefix, w: PoolWork, sid: int) -> int:
     pool = d.pools[k]
     if w.form == "move":
-        d.pools[k] = pool._replace(
-            histories=pool.histories.set(
-                p.history, kv.history(pool, p.history)._replace(sequence=sid)
-            )
-        )
+        d.pools[k] = kv.take_writer(pool, p.history, sid)
         return p.history
     full = p.frontier // pool.page_tokens
     pool, hid = kv.start_history(pool, kv.anchor(pool, p.history, full), full, sid)

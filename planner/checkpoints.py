@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -171,6 +171,8 @@ def common_tokens(a: bytes, b: bytes) -> int:
 
 _Place = tuple[str, bytes, int]
 """Mode and tokens of a checkpoint, and its id: one that begins another comes before it."""
+_LAST = 1 << 62
+"""Above every id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ class Checkpoints:
             last = bisect_right(self._places, (prompt.mode, tokens, _LAST)) - 1
             if last < 0 or self._places[last][0] != prompt.mode:
                 break
-            _, found, cid = self._places[last]
+            _, found, _ = self._places[last]
             if not tokens.startswith(found):
                 # What begins the prompt and stands before this one begins this one as well.
                 tokens = tokens[: 4 * common_tokens(tokens, found)]
@@ -269,17 +271,6 @@ class Checkpoints:
         at = bisect_left(self._places, (prompt.mode, prompt.tokens, 0))
         beside = (p for p in self._places[max(0, at - 1) : at + 1] if p[0] == prompt.mode)
         return max((common_tokens(prompt.tokens, tokens) for _, tokens, _ in beside), default=0)
-
-
-def collected(checkpoints: Iterable[Checkpoint]) -> Checkpoints:
-    """These checkpoints and no others."""
-    every = Checkpoints()
-    for ck in checkpoints:
-        every = every.put(ck)
-    return every
-
-
-_LAST = 1 << 62
 
 
 def _listed(

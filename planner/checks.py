@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import reduce
 
 from planner import kv, state_images
 from planner.capacity import ceil_div
-from planner.checkpoints import collected
+from planner.checkpoints import Checkpoints
 from planner.errors import InvariantError, PlannerError
 from planner.host import Extent
 from planner.kv import NO_HOST, Pool
@@ -261,7 +262,10 @@ def _sequences(s: PhysicalState) -> Iterator[Finding]:
 
 
 def _checkpoints(s: PhysicalState) -> Iterator[Finding]:
-    if s.checkpoints.indexes != collected(s.checkpoints.values()).indexes:
+    if (
+        s.checkpoints.indexes
+        != reduce(Checkpoints.put, s.checkpoints.values(), Checkpoints()).indexes
+    ):
         yield "INV-08", f"what finds checkpoints differs from them: {s.checkpoints.indexes}"
     there = on_device(s, ("slots", *(pool.name for pool in s.pools)))
     for cid, ck in s.checkpoints.items():

@@ -359,6 +359,11 @@ def drop_ref(pool: Pool, hid: int, frontier: int, checkpoint: int) -> tuple[Pool
     return settle(_put(pool, h._replace(refs=refs)), hid)
 
 
+def take_writer(pool: Pool, hid: int, sid: int) -> Pool:
+    """An inactive history becomes that of a sequence."""
+    return _put(pool, history(pool, hid)._replace(sequence=sid))
+
+
 def drop_writer(pool: Pool, hid: int) -> tuple[Pool, list[Extent]]:
     """The writer leaves: the history becomes inactive, unprotected blocks go (KV-31)."""
     return settle(_put(pool, history(pool, hid)._replace(sequence=0)), hid)

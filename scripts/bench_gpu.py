@@ -317,6 +317,7 @@ def kernel_times(run: Callable[[], Any], times: int = 1) -> dict[str, Any]:
 
 
 def decode_kernels(program: Program, rows: int) -> dict[str, Any]:
+    """`kernel_times` of decode steps."""
     step, steps = decode_step(program, rows), 8
     run_steps(step, 0, 5)
     return kernel_times(lambda: run_steps(step, 5, steps), steps)

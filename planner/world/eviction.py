@@ -171,7 +171,10 @@ class _Survey:
         """Points anywhere that nobody waits for, coldest first."""
         if self._cold is None:
             found = points(self._step, self._rights)
-            self._cold = sorted((p for p in found if not p.waiter), key=_age)
+            self._cold = sorted(
+                (p for p in found if not p.waiter),
+                key=lambda p: (p.heat, p.published, p.checkpoint.id),
+            )
         return self._cold
 
     def one_victim(self, arena: Arena, size: int, order: Iterable[Point]) -> Point | None:
@@ -195,8 +198,8 @@ class _Survey:
         return None if chosen is None else [order[i] for i in chosen]
 
 
-def _age(p: Point) -> tuple[int, int, int]:
-    return p.heat, p.published, p.checkpoint.id
+def _colder(p: Point, than: Point) -> bool:
+    return (p.heat, p.published) < (than.heat, than.published)
 
 
 @dataclass
@@ -294,7 +297,7 @@ class _Search:
 
     def _host_victims(self, size: int, point: Point) -> list[Point] | None:
         """The coldest one that makes room alone, which is the same for all points until something is taken; or else
-        several. All have to be colder than the point; of equal age is not colder."""
+        several. All have to be colder than the point."""
         stay = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
         stay |= self.moved.keys()
         key = (size, self.arena, frozenset(stay))
@@ -302,9 +305,9 @@ class _Search:
             cold = (p for p in self.survey.cold() if p.checkpoint.id not in stay)
             self._one = key, self.survey.one_victim(self.arena, size, cold)
         one = self._one[1]
-        if one is not None and _age(one)[:2] < _age(point)[:2]:
+        if one is not None and _colder(one, point):
             return [one]
-        colder = takewhile(lambda p: _age(p)[:2] < _age(point)[:2], self.survey.cold())
+        colder = takewhile(lambda p: _colder(p, point), self.survey.cold())
         order = [p for p in colder if p.checkpoint.id not in stay]
         return self.survey.several_victims(self.arena, size, order)
 
