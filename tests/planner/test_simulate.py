@@ -211,6 +211,6 @@ def crowded(seed: int) -> tuple[WorldConfig, list[TraceRequest]]:
 
 @pytest.mark.parametrize("seed", [*range(6), 19, 26, 30, 87, 90, 91])
 def test_whatever_is_short_every_request_ends(seed: int) -> None:
-    """SCH-16: what finds no place on Host is given up; it is never the end of the engine, as it was with seeds from 19 on."""
+    """SCH-16: what finds no place on Host is given up. It ended the engine, with seeds from 19 on."""
     config, trace = crowded(seed)
     assert simulate(trace, config).completed == len(trace)
