@@ -16,7 +16,7 @@ from planner.checkpoints import Checkpoints
 from planner.errors import InvariantError, PlannerError
 from planner.host import Extent
 from planner.kv import NO_HOST, Pool
-from planner.physical import MAX_FLIGHTS, PhysicalState, Sequence, is_complete, on_device, usage
+from planner.physical import MAX_FLIGHTS, PhysicalState, Sequence, is_complete, usage
 from planner.plans import Work
 
 Finding = tuple[str, str]
@@ -267,15 +267,8 @@ def _checkpoints(s: PhysicalState) -> Iterator[Finding]:
         != reduce(Checkpoints.put, s.checkpoints.values(), Checkpoints()).indexes
     ):
         yield "INV-08", f"what finds checkpoints differs from them: {s.checkpoints.indexes}"
-    there = on_device(s, ("slots", *(pool.name for pool in s.pools)))
     for cid, ck in s.checkpoints.items():
         im = state_images.image(s.states, ck.image)
-        paths = (
-            kv.prefix_pages(pool, p.history, ceil_div(p.frontier, pool.page_tokens))
-            for pool, p in zip(s.pools, ck.prefixes, strict=True)
-        )
-        if cid not in there and (im.slot or any(kv.leases(pages) for pages in paths)):
-            yield "INV-08", f"checkpoint {cid} is on the Device and not found there"
         if ck.id != cid or cid >= s.next_id:
             yield "INV-13", f"checkpoint {cid}: id {ck.id}, next {s.next_id}"
         if im.position != ck.frontier:

@@ -6,7 +6,6 @@ fields that is thrown away when anything raises, so a refused operation has no s
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -261,25 +260,6 @@ def pool_index(s: PhysicalState, name: PoolName) -> int:
 def checkpoints_of(s: PhysicalState, owner: int) -> tuple[int, ...]:
     """Every checkpoint an owner holds, ascending."""
     return s.checkpoints.owned(owner)
-
-
-def on_device(s: PhysicalState, kinds: Collection[str]) -> set[int]:
-    """Checkpoints of which something of these kinds may lie on the Device: their image ("slots"), or a page on their
-    path (the name of its pool)."""
-    found: set[int] = set()
-    if "slots" in kinds:
-        images = filter(None, s.states.slots)
-        found.update(cid for image in images for cid in s.checkpoints.with_image(image))
-    for pool in s.pools:
-        if pool.name not in kinds:
-            continue
-        resident = {*pool.resident}
-        reached = list(resident)
-        for hid in reached:  # and forks of these, which are appended
-            h = kv.history(pool, hid)
-            found.update(cid for _, cid in h.refs)
-            reached += [child for _, child in h.children if child not in resident]
-    return found
 
 
 def usage(s: PhysicalState | Draft) -> Usage:

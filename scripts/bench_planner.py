@@ -7,9 +7,9 @@ rows, 64 cached histories averaging 200 pages that share prefixes, 64 checkpoint
 thread, CPU. The decode step is measured in rounds and the round with the lowest median is reported
 (a shared machine changes its speed by a factor of two); the medians of all rounds stand beside it.
 
-Beside it simulated runs of unrelated requests, which leave two checkpoints each: a request's time is
-that of all its events, once with room on Host for all, which are 1,600 at the end, and once beside a
-full Host arena of 280.
+Beside it simulated runs of requests, which leave two checkpoints each: a request's time is that of
+all its events. Unrelated ones run once with room on Host for all, which are 1,600 at the end, and
+once beside a full Host arena of 280; then such as share their first 512 tokens, with room for all.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ LIMITS = {
     "decode_growth_at_1m_pages": 3.0,
     "request_beside_host_content_ms": 20.0,
     "request_beside_full_host_arena_ms": 80.0,
+    "request_with_shared_prefix_ms": 40.0,
 }
 
 
@@ -202,17 +203,19 @@ def fork(s: PhysicalState, source: int, blocks: int) -> Callable[[], object]:
     return action
 
 
-def requests_ms(count: int, host_gib: int) -> float:
-    """Milliseconds of a simulated run of so many unrelated requests of 200 tokens."""
+def requests_ms(count: int, host_gib: int, shared: int = 0) -> float:
+    """Milliseconds of a simulated run of so many requests: shared tokens and 200 of their own."""
     layout = Layout(2048, 8, P, (PoolLayout("main", 400, 1 << 20),), 20, 3 << 20, host_gib << 30)
-    tokens = iter(range(200 * count))
-    trace = [TraceRequest(i, tuple(islice(tokens, 200)), (7,)) for i in range(count)]
+    tokens = iter(range(shared, shared + 200 * count))
+    head = tuple(range(shared))
+    trace = [TraceRequest(i, head + tuple(islice(tokens, 200)), (7,)) for i in range(count)]
     return times(lambda: simulate(trace, WorldConfig(layout)), 1)[0] / 1e3
 
 
-def request_ms(first: int, last: int, host_gib: int) -> float:
+def request_ms(first: int, last: int, host_gib: int, shared: int = 0) -> float:
     """Milliseconds of each request between the first and the last."""
-    return (requests_ms(last, host_gib) - requests_ms(first, host_gib)) / (last - first)
+    until = [requests_ms(count, host_gib, shared) for count in (first, last)]
+    return (until[1] - until[0]) / (last - first)
 
 
 def version_bytes(s: PhysicalState, steps: int) -> float:
@@ -323,6 +326,7 @@ def main() -> None:
         ),
         "request_beside_host_content_ms": request_ms(400, 800, 20),
         "request_beside_full_host_arena_ms": request_ms(340, 400, 1),
+        "request_with_shared_prefix_ms": request_ms(400, 800, 20, shared=512),
         "block_table_us": float(np.percentile(times(lambda: block_table(s, 0), 100), 50)),
     }
     report = {

@@ -18,7 +18,7 @@ from planner.capacity import ceil_div
 from planner.checkpoints import Checkpoint
 from planner.host import Arena
 from planner.operations import apply
-from planner.physical import PhysicalState, on_device
+from planner.physical import PhysicalState
 from planner.plans import Edge, ImageRef, PageRange
 from planner.reclaim import Reclaim, reclaim
 from planner.retention import Release
@@ -198,6 +198,60 @@ class _Survey:
         return None if chosen is None else [order[i] for i in chosen]
 
 
+class Fixed(NamedTuple):
+    """What must stay on the Device: blocks of each history by pool, and images."""
+
+    blocks: tuple[dict[int, int], ...]
+    images: frozenset[int]
+
+    def first_movable(self, s: PhysicalState, k: int, h: kv.History) -> int:
+        """The first own block of a history whose page lies on the Device and may leave it; its end if none does."""
+        lo = max(h.base, self.blocks[k].get(h.id, 0))
+        pages = enumerate(h.pages.slice(lo, h.blocks), lo)
+        return next((block for block, page in pages if page.device), h.blocks)
+
+
+def what_stays(s: PhysicalState, protect: Collection[int]) -> Fixed:
+    """What sequences execute on, transactions read, or the rights protect."""
+    blocks = tuple(
+        kv.active_blocks(pool, [q.histories[k] for q in s.sequences])
+        for k, pool in enumerate(s.pools)
+    )
+    images = set()
+    for ck in map(s.checkpoints.get, {*s.checkpoints.read, *protect}):
+        if ck is None:
+            continue
+        images.add(ck.image)
+        for pool, p, kept in zip(s.pools, ck.prefixes, blocks, strict=True):
+            end = ceil_div(p.frontier, pool.page_tokens)
+            for h, _, hi in kv.segments(pool, p.history, end):
+                kept[h.id] = max(kept.get(h.id, 0), hi)
+    return Fixed(blocks, frozenset(images))
+
+
+def movable(s: PhysicalState, gaps: Gaps, fixed: Fixed) -> set[int]:
+    """Checkpoints that reach something of the missing kinds which may leave the Device; others free nothing (RC-01)."""
+    found: set[int] = set()
+    if "slots" in gaps:
+        images = (i for i in s.states.slots if i and i not in fixed.images)
+        found.update(cid for image in images for cid in s.checkpoints.with_image(image))
+    for k, pool in enumerate(s.pools):
+        if pool.name not in gaps:
+            continue
+        forks: set[int] = set()
+        for hid in pool.resident:
+            h = kv.history(pool, hid)
+            block = fixed.first_movable(s, k, h)
+            found.update(cid for frontier, cid in h.refs if frontier > block * pool.page_tokens)
+            forks.update(child for base, child in h.children if base > block)
+        todo = list(forks)
+        for hid in todo:  # all that a fork of these holds reaches that block
+            h = kv.history(pool, hid)
+            found.update(cid for _, cid in h.refs)
+            todo += [child for _, child in h.children if child not in forks]
+    return found
+
+
 def _colder(p: Point, than: Point) -> bool:
     return (p.heat, p.published) < (than.heat, than.published)
 
@@ -211,6 +265,7 @@ class _Search:
     rights: Rights
     arena: Arena
     survey: _Survey
+    fixed: Fixed
     chosen: list[Point] = field(default_factory=list)
     moved: dict[int, list[ImageRef | PageRange]] = field(default_factory=dict)
     """Demotions by the checkpoint for whose sake they are."""
@@ -238,39 +293,19 @@ class _Search:
                 out[name] = left
         return out
 
-    def unread(self) -> tuple[list[dict[int, int]], set[int]]:
-        """Per pool: blocks of each history that must stay on the Device; and images likewise."""
-        s = self.step.physical
-        keep = [
-            kv.active_blocks(pool, [q.histories[k] for q in s.sequences])
-            for k, pool in enumerate(s.pools)
-        ]
-        images = set()
-        for cid in {*s.checkpoints.read, *self.rights.protect}:
-            ck = s.checkpoints.get(cid)
-            if ck is None:
-                continue
-            images.add(ck.image)
-            for k, (pool, p) in enumerate(zip(s.pools, ck.prefixes, strict=True)):
-                blocks = ceil_div(p.frontier, pool.page_tokens)
-                for h, _, hi in kv.segments(pool, p.history, blocks):
-                    keep[k][h.id] = max(keep[k].get(h.id, 0), hi)
-        return keep, images
-
     def demote(self, order: list[Point]) -> None:
         """Move content of these points to Host, first ones first, while the gap lasts (RC-09)."""
         if not self.rights.demote or not self.arena.capacity:
             return
-        keep, images = self.unread()
         for point in order:
             missing = self.missing()
             if not missing:
                 return
             if "slots" in missing:
-                self._demote_image(point, images)
+                self._demote_image(point)
             for k, pool in enumerate(self.step.physical.pools):
                 if pool.name in missing:
-                    self._demote_pages(point, k, missing[pool.name], keep[k])
+                    self._demote_pages(point, k, missing[pool.name])
 
     def _room(self, size: int, point: Point) -> bool:
         found = host.first_fit(self.arena, size)
@@ -319,9 +354,9 @@ class _Search:
         gone = {e.checkpoint for e in self.victims} | {p.checkpoint.id for p in self.chosen}
         return lost_tokens(self.step, gone | more) < budget
 
-    def _demote_image(self, point: Point, images: set[int]) -> None:
+    def _demote_image(self, point: Point) -> None:
         im = state_images.image(self.step.physical.states, point.checkpoint.image)
-        if im.id in images or not im.slot or not im.ready or im.writer or im.pins:
+        if im.id in self.fixed.images or not im.slot or not im.ready or im.writer or im.pins:
             return
         ref = ImageRef(im.id)
         if any(ref in items for items in self.moved.values()):
@@ -330,14 +365,14 @@ class _Search:
             self.moved.setdefault(point.checkpoint.id, []).append(ref)
             self.gain["slots"] = self.gain.get("slots", 0) + 1
 
-    def _demote_pages(self, point: Point, k: int, wanted: int, keep: dict[int, int]) -> None:
+    def _demote_pages(self, point: Point, k: int, wanted: int) -> None:
         pool, p = self.step.physical.pools[k], point.checkpoint.prefixes[k]
         if not p.history:
             return
         h = kv.history(pool, p.history)
         if h.pins or h.sequence or not h.on_device:
             return
-        lo = max(h.base, keep.get(h.id, 0))
+        lo = max(h.base, self.fixed.blocks[k].get(h.id, 0))
         hi = min(h.blocks, ceil_div(kv.protected_tokens(pool, h), pool.page_tokens))
         for item in (i for items in self.moved.values() for i in items):
             if isinstance(item, PageRange) and (item.pool, item.history) == (k, h.id):
@@ -462,14 +497,14 @@ def relieve(step: Step, gaps: Gaps, rights: Rights) -> Relief | None:
         return None
     if set(gaps) == {"host"}:
         return _host_relief(step, gaps["host"], rights)
-    # Others free nothing of what is missing (RC-01).
-    survey = _Survey(step, rights, sorted(on_device(step.physical, gaps)))
+    fixed = what_stays(step.physical, rights.protect)
+    survey = _Survey(step, rights, sorted(movable(step.physical, gaps, fixed)))
     found = survey.found
     free = [p for p in found if not p.waiter]
     ordinary = [p for p in free if not p.heat]
     reused = sorted((p for p in free if p.heat), key=lambda p: (p.heat, p.checkpoint.id))
     held = sorted((p for p in found if p.waiter), key=lambda p: (*_claim(p), p.checkpoint.id))
-    search = _Search(step, gaps, rights, step.physical.arena, survey)
+    search = _Search(step, gaps, rights, step.physical.arena, survey, fixed)
     search.demote(sorted(ordinary, key=lambda p: (p.published, p.checkpoint.id)))
     if search.missing():
         search.delete_ordinary(ordinary)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from world_cases import alone, at, engine, named, text
 
@@ -19,12 +19,32 @@ from planner import (
     Target,
     apply,
     assess,
+    kv,
+    state_images,
 )
 from planner.checkpoints import Checkpoint, Checkpoints, identity
+from planner.physical import PhysicalState, pool_index
 from planner.plans import Edge
-from planner.testing import Ask, WorldDriver
-from planner.world import Submitted, TraceRequest, WorldConfig, saving, simulate
-from planner.world.eviction import FOREVER, Relief, Rights, lost_tokens, points, relieve
+from planner.testing import Ask, Workload, WorldDriver, run_workload, workloads
+from planner.world import (
+    Submitted,
+    TraceRequest,
+    WorldConfig,
+    advance,
+    new_world,
+    saving,
+    simulate,
+)
+from planner.world.eviction import (
+    FOREVER,
+    Relief,
+    Rights,
+    lost_tokens,
+    movable,
+    points,
+    relieve,
+    what_stays,
+)
 from planner.world.records import Demand, Entry, observe
 from planner.world.requests import Request, Save
 from planner.world.step import Step
@@ -279,6 +299,45 @@ def test_younger_claims_go_first_and_after_everything_else() -> None:
     assert gone(relieve(step, {"main": 4}, rights)) == {free, one}
     assert gone(relieve(step, {"main": 6}, rights)) == {free, one, both}
     assert relieve(step, {"main": 6}, replace(rights, waiters=5)) is None
+
+
+# What can help
+
+
+def reaches(s: PhysicalState, ck: Checkpoint, gap: str, protect: set[int]) -> bool:
+    """Whether one of its replicas of this kind lies on the Device and nothing keeps it there, looked up one by one."""
+    kept = [other for cid, other in s.checkpoints.items() if cid in protect or other.readers]
+    if gap == "slots":
+        im = state_images.image(s.states, ck.image)
+        return bool(im.slot) and all(other.image != ck.image for other in kept)
+    k = pool_index(s, gap)
+    pool = s.pools[k]
+
+    def pages(c: Checkpoint) -> set[kv.Page]:
+        history, frontier = c.prefixes[k]
+        return {*kv.prefix_pages(pool, history, -(-frontier // pool.page_tokens))}
+
+    stay = set().union(*map(pages, kept))
+    for q in s.sequences:
+        history = kv.history(pool, q.histories[k])
+        stay |= {*kv.prefix_pages(pool, history.id, history.blocks)}
+    return any(page.device for page in pages(ck) - stay)
+
+
+@settings(deadline=None, max_examples=60)
+@given(workloads(), st.sets(st.integers(0, 40)))
+def test_only_what_can_help_is_looked_at(workload: Workload, protect: set[int]) -> None:
+    """RC-01: at any moment of any run, the points that hold something of the missing kind which may leave the Device,
+    be it their own or shared with the continuation that they branched off."""
+    d = run_workload(workload, check=False)
+    world = new_world(workload.config)
+    for event, _ in d.log:
+        world, _ = advance(world, event)
+        s = world.physical
+        fixed = what_stays(s, protect)
+        for gap in ("slots", *(pool.name for pool in s.pools)):
+            want = {cid for cid, ck in s.checkpoints.items() if reaches(s, ck, gap, protect)}
+            assert movable(s, {gap: 1}, fixed) == want
 
 
 # Demotion
