@@ -17,7 +17,7 @@ but for ``ops``:
 - ``prefill``: a prompt through the largest units, and the share of the matrix rate that its products reach.
 - ``generate``: tokens/s of `Engine.generate` against the bare step rate.
 - ``hit``: time to the first token of a 16,000-token prompt that is wholly in the cache.
-- ``sampling``: what sampling with temperature adds to a greedy step.
+- ``sampling``: what sampling adds to a greedy step, with temperature alone and with Qwen's top-k and top-p.
 - ``score``: windows of 2,048 tokens, share of the matrix rate.
 - ``ladder``: prompts up to max_context, twice, on the capacity that was chosen automatically.
 
@@ -37,7 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -139,7 +139,7 @@ TARGETS = (
     Target("hit", _of("27B", which="warm"), "ttft_ms", 60, 25, at_most=True),
     Target("start", _of("27B", which="cold"), "seconds", 120, 60, at_most=True),
     Target("start", _of("27B", which="again"), "seconds", 20, 10, at_most=True),
-    Target("sampling", _of("4B", rows=8), "of_step", 0.04, at_most=True),
+    Target("sampling", _of("4B", rows=8, rules="temperature"), "of_step", 0.04, at_most=True),
     *(
         Target("generate", _of(model, requests=n), "of_bare_step", 0.93)
         for model in ("4B", "27B")
@@ -262,10 +262,12 @@ def mapped(program: Program, rows: int, tokens: int) -> None:
         program.publish_table(PublishTable(lane, 0, tuple(range(first, first + blocks))))
 
 
-def decode_step(
-    program: Program, rows: int, sampling: SamplingRows | None = None
-) -> Callable[[int], Any]:
-    """What launches step i of `rows` rows at `CONTEXT`, and gives what it samples, not read yet.
+Sample = Callable[[jax.Array], jax.Array]
+"""Sampling after a step: logits to `Decoded.sampled`."""
+
+
+def decode_step(program: Program, rows: int, sample: Sample | None = None) -> Callable[[int], Any]:
+    """What launches step i of `rows` rows at `CONTEXT`, and gives what it samples, not read yet; greedy by default.
 
     Rows begin with different tokens, or all would choose the same experts.
     """
@@ -277,7 +279,7 @@ def decode_step(
             i, tuple(DecodeRow(r, r, CONTEXT + i, t, 1 + r, 1 + r) for r, t in enumerate(tokens))
         )
         logits, sampled = program.decode(command)
-        return sampled if sampling is None else program.sample_plain(logits, sampling)
+        return sampled if sample is None else sample(logits)
 
     return step
 
@@ -292,9 +294,24 @@ def run_steps(step: Callable[[int], Any], first: int, count: int) -> None:
     jax.block_until_ready(before)
 
 
-def step_seconds(program: Program, rows: int, sampling: SamplingRows | None = None) -> float:
+def samplers(program: Program) -> dict[str, Sample]:
+    """Sampling of all lanes by rules: temperature alone, and what Qwen's generation configs ask for."""
+    n = program.limits.max_concurrency
+    zeros, ones = np.zeros(n, np.float32), np.ones(n, np.float32)
+    plain = SamplingRows(
+        ones, np.zeros(n, np.int32), ones, zeros, zeros, zeros, ones, np.zeros((n, 2), np.uint32)
+    )
+    truncated = replace(plain, top_k=np.full(n, 20, np.int32), top_p=np.full(n, 0.95, np.float32))
+    plain, truncated = program.put(plain), program.put(truncated)
+    return {
+        "temperature": lambda logits: program.sample_plain(logits, plain),
+        "top-k 20, top-p 0.95": lambda logits: program.sample(logits, truncated),
+    }
+
+
+def step_seconds(program: Program, rows: int, sample: Sample | None = None) -> float:
     """Time of a decode step: the median of 5 runs of 40."""
-    step = decode_step(program, rows, sampling)
+    step = decode_step(program, rows, sample)
     run_steps(step, 0, 5)
     return seconds(lambda: run_steps(step, 5, 40), 5) / 40
 
@@ -386,17 +403,13 @@ def measure(name: str, parts: tuple[str, ...], limits: Ceilings, results: Result
                 roofline_ms=round(ideal * 1e3, 3), share=round(ideal / steps[rows], 3),
             )  # fmt: skip
     if "sampling" in parts:
-        n = program.limits.max_concurrency
-        zeros, ones = np.zeros(n, np.float32), np.ones(n, np.float32)
-        none = np.zeros(n, np.int32)
-        seed = np.zeros((n, 2), np.uint32)
-        rows_of = SamplingRows(ones, none, ones, zeros, zeros, zeros, ones, seed)
         bare = steps[8] if 8 in steps else step_seconds(program, 8)
-        extra = step_seconds(program, 8, program.put(rows_of)) - bare
-        results.add(
-            "sampling", model=name, rows=8, extra_us=round(extra * 1e6, 1),
-            of_step=round(extra / bare, 4),
-        )  # fmt: skip
+        for rules, sample in samplers(program).items():
+            extra = step_seconds(program, 8, sample) - bare
+            results.add(
+                "sampling", model=name, rows=8, rules=rules, extra_us=round(extra * 1e6, 1),
+                of_step=round(extra / bare, 4),
+            )  # fmt: skip
     if "prefill" in parts:
         for tokens in PROMPTS[name]:
             took = seconds(prefill(program, tokens))

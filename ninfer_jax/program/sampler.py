@@ -18,6 +18,8 @@ from ninfer_jax.program.plans import SamplerState, SamplingRows, TokenLogprobs
 
 MAX_LOGPROBS = 20
 """Most alternatives whose log-probabilities can be asked for."""
+CANDIDATES = 128
+"""Most probable tokens that truncation looks at before it sorts the whole vocabulary."""
 
 
 class Purpose(IntEnum):
@@ -135,7 +137,8 @@ def largest(x: Float[Array, "B V"], count: int) -> tuple[Float[Array, "B n"], In
     those runs holds a value that comes before everything in the others.
     """
     B, V = x.shape
-    run = 1 << (V.bit_length() + 1) // 2
+    # About as many runs as tokens in the chosen ones.
+    run = 1 << ((V // count).bit_length() + 1) // 2
     runs = -(-V // run)
     if runs <= 2 * count:
         values, ids = jax.lax.top_k(x, count)
@@ -162,32 +165,93 @@ def adjust(
 
 
 def truncate(adjusted: Float[Array, "B V"], rows: SamplingRows) -> Bool[Array, "B V"]:
-    """Which tokens top-k, top-p and min-p keep; ties go to the lower id. At least one token stays."""
+    """Which tokens top-k, top-p and min-p keep; ties go to the lower id. At least one token stays.
+
+    A row that keeps no more than its `CANDIDATES` most probable tokens is decided among them; the whole vocabulary is
+    sorted only while a row keeps more. Which of the two decides a row depends on that row alone.
+    """
     limited = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
-    return jax.lax.cond(
-        jnp.any(limited & (rows.temperature > 0)),
-        lambda: _sorted_prefix(adjusted, rows),
-        lambda: jnp.ones(adjusted.shape, bool),
-    )
+    limited &= rows.temperature > 0
+    adjusted = jnp.where(adjusted == 0, 0.0, adjusted)  # top_k puts -0.0 behind 0.0
+    every = jnp.ones(adjusted.shape, bool)
+
+    def some() -> Array:
+        kept, settled = _among_candidates(adjusted, rows)
+        unsettled = limited & ~settled
+        kept = jax.lax.cond(
+            jnp.any(unsettled),
+            lambda: jnp.where(unsettled[:, None], _among_all(adjusted, rows), kept),
+            lambda: kept,
+        )
+        return jnp.where(limited[:, None], kept, every)
+
+    return jax.lax.cond(jnp.any(limited), some, lambda: every)
 
 
-def _sorted_prefix(adjusted: Float[Array, "B V"], rows: SamplingRows) -> Bool[Array, "B V"]:
-    """All three rules keep a prefix of the descending order, so the shortest one decides."""
+def _among_candidates(
+    adjusted: Float[Array, "B V"], rows: SamplingRows
+) -> tuple[Bool[Array, "B V"], Bool[Array, " B"]]:
+    """What is kept where no more than the candidates are, and of which rows that is known."""
     vocab = adjusted.shape[-1]
-    order = jnp.argsort(-adjusted, axis=-1, stable=True)
+    count = min(CANDIDATES, vocab)
+    value, order = largest(adjusted, count)
+    kept = _kept(value, rows, of_all=jnp.sum(_weights(adjusted, value[:, :1], rows), axis=-1))
+    ends_here = ~jnp.all(kept, axis=-1) | (count == vocab)
+    settled = jnp.where(rows.top_k > 0, rows.top_k <= count, ends_here)
+    return _prefix(adjusted, value, order, kept), settled
+
+
+def _among_all(adjusted: Float[Array, "B V"], rows: SamplingRows) -> Bool[Array, "B V"]:
+    """What is kept, whatever the rules."""
+    order = jnp.argsort(-adjusted, axis=-1, stable=True).astype(jnp.int32)
     value = jnp.take_along_axis(adjusted, order, axis=-1)
+    return _prefix(adjusted, value, order, _kept(value, rows))
+
+
+def _weights(
+    x: Float[Array, "B n"], top: Float[Array, "B 1"], rows: SamplingRows
+) -> Float[Array, "B n"]:
+    """Probabilities, relative to the largest."""
     warm = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
-    top_k = jnp.where(rows.top_k > 0, rows.top_k, vocab)[:, None]
-    in_k = jnp.arange(vocab)[None, :] < top_k
-    weight = jnp.where(in_k, jnp.exp((value - value[:, :1]) / warm), 0.0)
-    total = jnp.sum(weight, axis=-1, keepdims=True)
+    return jnp.exp((x - top) / warm)
+
+
+def _kept(
+    value: Float[Array, "B n"], rows: SamplingRows, of_all: Float[Array, " B"] | None = None
+) -> Bool[Array, "B n"]:
+    """Which of the n largest values, in descending order, no rule drops.
+
+    `of_all` is the weight of the whole vocabulary where this is a part of it. What a top-k of more than n tokens keeps
+    can't be told from these.
+    """
+    n = value.shape[-1]
+    top_k = jnp.where(rows.top_k > 0, rows.top_k, n)[:, None]
+    in_k = jnp.arange(n)[None, :] < top_k
+    weight = jnp.where(in_k, _weights(value, value[:, :1], rows), 0.0)
+    total = jnp.sum(weight, axis=-1)
+    if of_all is not None:
+        total = jnp.where(rows.top_k > 0, total, of_all)
+    total = total[:, None]
     before = jnp.cumsum(weight, axis=-1) - weight
     top_p = rows.top_p[:, None]
     # top_p = 1 keeps everything even where rounding makes the running sum reach the total early.
     in_p = (top_p >= 1) | (before < top_p * total)
-    kept = in_k & in_p & (weight >= rows.min_p[:, None])
-    kept = kept.at[:, 0].set(True)
-    return jnp.zeros_like(kept).at[jnp.arange(kept.shape[0])[:, None], order].set(kept)
+    return in_k & in_p & (weight >= rows.min_p[:, None])
+
+
+def _prefix(
+    adjusted: Float[Array, "B V"],
+    value: Float[Array, "B n"],
+    order: Int[Array, "B n"],
+    kept: Bool[Array, "B n"],
+) -> Bool[Array, "B V"]:
+    """All rules keep a prefix of the descending order, so the shortest one decides: tokens up to its last."""
+    length = jnp.where(jnp.all(kept, axis=-1), kept.shape[-1], jnp.argmin(kept, axis=-1))
+    last = jnp.maximum(length - 1, 0)[:, None]
+    lowest = jnp.take_along_axis(value, last, axis=-1)
+    its_id = jnp.take_along_axis(order, last, axis=-1)
+    early = jnp.arange(adjusted.shape[-1])[None, :] <= its_id
+    return (adjusted > lowest) | ((adjusted == lowest) & early)
 
 
 def _gumbel(

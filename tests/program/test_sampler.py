@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ninfer_jax.program import sampler, units
@@ -47,13 +47,16 @@ def kept(logits, temperature, top_k, top_p, min_p):
     return set(stay)
 
 
-@settings(max_examples=150, deadline=None)
+@example(1, V, 2.0, 0, 0.95, 0.1, True)  # the border runs between 0.0 and -0.0
+@settings(max_examples=200, deadline=None)
 @given(
-    st.integers(0, 2**32), st.sampled_from([0.3, 1.0, 2.0]), st.sampled_from([0, 1, 5, V, 100]),
-    st.sampled_from([1e-6, 0.4, 0.95, 1.0]), st.sampled_from([0.0, 0.1, 1.0]), st.booleans(),
+    st.integers(0, 2**32), st.sampled_from([V, 300, 9000]), st.sampled_from([0.3, 1.0, 2.0, 30.0]),
+    st.sampled_from([0, 1, 5, V, 100, 128, 129, 1000]), st.sampled_from([1e-6, 0.4, 0.95, 1.0]),
+    st.sampled_from([0.0, 1e-4, 0.1, 1.0]), st.booleans(),
 )  # fmt: skip
-def test_truncation_keeps_the_right_tokens(seed, temperature, top_k, top_p, min_p, ties):
-    logits = np.random.default_rng(seed).standard_normal((2, V)).astype(np.float32) * 3
+def test_truncation_keeps_the_right_tokens(seed, vocab, temperature, top_k, top_p, min_p, ties):
+    """Few or many of them, in vocabularies below and above the number of candidates."""
+    logits = np.random.default_rng(seed).standard_normal((2, vocab)).astype(np.float32) * 3
     if ties:
         logits = np.round(logits)
     params = rows(2, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -66,11 +69,34 @@ def test_truncation_keeps_the_right_tokens(seed, temperature, top_k, top_p, min_
             assert len(edge) == 1
             w = np.exp((logits[row] - logits[row].max()) / temperature).astype(np.float64)
             order = np.argsort(-logits[row], kind="stable")
-            top = w[order][: top_k or V]
+            top = w[order][: top_k or vocab]
             before = np.cumsum(top) - top
             (rank,) = np.flatnonzero(order == edge.pop())
             near_p = abs(before[rank] - top_p * top.sum()) < 1e-5 * top.sum()
             assert near_p or abs(w[order[rank]] - min_p) < 1e-5
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.permutations(range(6)))
+def test_what_a_row_keeps_is_its_own_affair(seed, order):
+    """Rows that need all of the vocabulary sorted beside such as do not, and greedy and unlimited ones: each keeps what
+    it keeps alone (UN-11)."""
+    logits = np.random.default_rng(seed).standard_normal((6, 3000)).astype(np.float32)
+    kinds = rows(
+        6, temperature=[1, 1, 8, 0, 1, 5], top_k=[20, 0, 0, 20, 0, 400], top_p=[0.9, 0.02, 0.95, 0.9, 1, 0.8]
+    )  # fmt: skip
+    alone = [
+        np.asarray(truncate(logits[i : i + 1], jax.tree.map(lambda x, i=i: x[i : i + 1], kinds)))[0]
+        for i in range(6)
+    ]
+    picked = jax.tree.map(lambda x: x[np.array(order)], kinds)
+    together = np.asarray(truncate(logits[np.array(order)], picked))
+    counts = [int(a.sum()) for a in alone]
+    assert counts[0] <= 20 < 128 < counts[5] <= 400
+    assert counts[1] < 128 < counts[2] < 3000
+    assert counts[4] == 3000
+    for place, i in enumerate(order):
+        assert np.array_equal(together[place], alone[i])
 
 
 def test_distributions_of_hugging_face(goldens):
