@@ -67,7 +67,9 @@ def all_experts(
 ) -> Float[Array, "n H"]:
     """Every expert on every token, unchosen ones weighted by zero: two large products, E / k times the arithmetic."""
     n, E = x.shape[0], gate_up.shape[0]
-    share = jnp.zeros((n, E), x.dtype).at[jnp.arange(n)[:, None], experts].add(weights)
+    # A sum over the choices, not a scatter: XLA's CPU backend runs a scatter update by update.
+    chosen = experts[:, :, None] == jnp.arange(E, dtype=experts.dtype)[None, None, :]
+    share = jnp.sum(jnp.where(chosen, weights[:, :, None], 0), axis=1, dtype=x.dtype)
     h = jax.lax.dot_general(
         x,
         gate_up.reshape(-1, x.shape[1]),
@@ -76,8 +78,8 @@ def all_experts(
         preferred_element_type=jnp.float32,
     ).astype(x.dtype)
     gate, up = jnp.split(h.reshape(n, E, -1), 2, axis=-1)
-    chosen = (share > 0)[:, :, None]  # a product with zero would let an overflow through as NaN
-    weighted = jnp.where(chosen, jax.nn.silu(gate) * up * share[:, :, None], 0)
+    used = (share > 0)[:, :, None]  # a product with zero would let an overflow through as NaN
+    weighted = jnp.where(used, jax.nn.silu(gate) * up * share[:, :, None], 0)
     return jnp.einsum(
         "nei,ehi->nh", weighted, down, precision=_EXACT, preferred_element_type=jnp.float32
     ).astype(x.dtype)
@@ -99,8 +101,9 @@ def sorted_blocks(
     pairs = n * k
     flat = experts.reshape(pairs)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)
-    count = jnp.zeros((E,), jnp.int32).at[flat].add(1)
-    first = jnp.cumsum(count) - count
+    in_order, every = flat[order], jnp.arange(E, dtype=flat.dtype)
+    first = jnp.searchsorted(in_order, every, side="left").astype(jnp.int32)
+    count = jnp.searchsorted(in_order, every, side="right").astype(jnp.int32) - first
     blocks = (count + _BLOCK - 1) // _BLOCK
     last_block = jnp.cumsum(blocks)
     n_blocks = -(-pairs // _BLOCK) + E
@@ -113,12 +116,12 @@ def sorted_blocks(
     within = (block - (last_block - blocks)[owner]) * _BLOCK
     place = within[:, None] + jnp.arange(_BLOCK, dtype=jnp.int32)[None, :]
     filled = used[:, None] & (place < count[owner][:, None])
-    # Empty places read pair 0 and are dropped on the way back (an index past the end).
-    pair = jnp.where(filled, order[jnp.minimum(first[owner][:, None] + place, pairs - 1)], pairs)
+    # Empty places read pair 0, and nothing reads what they yield.
+    pair = jnp.where(filled, order[jnp.minimum(first[owner][:, None] + place, pairs - 1)], 0)
 
     def one_block(_: None, b: tuple[Array, Array]) -> tuple[None, Array]:
         expert, pair = b
-        rows = x[jnp.minimum(pair, pairs - 1) // k]
+        rows = x[pair // k]
         h = jnp.matmul(
             rows, gate_up[expert].T, precision=_EXACT, preferred_element_type=jnp.float32
         ).astype(x.dtype)
@@ -132,8 +135,9 @@ def sorted_blocks(
         return None, y.astype(x.dtype)
 
     _, y = jax.lax.scan(one_block, None, (owner, pair))
-    back = jnp.zeros((pairs, x.shape[1]), x.dtype)
-    back = back.at[pair.reshape(-1)].set(y.reshape(-1, x.shape[1]), mode="drop")
+    rank = jnp.argsort(order).astype(jnp.int32) - first[flat]
+    at = (last_block - blocks)[flat] * _BLOCK + rank
+    back = y.reshape(-1, x.shape[1])[at]
     return jnp.sum(back.reshape(n, k, -1) * weights[:, :, None], axis=1)
 
 
