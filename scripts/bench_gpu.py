@@ -18,7 +18,8 @@ but for ``ops``:
 - ``generate``: tokens/s of `Engine.generate` against the bare step rate.
 - ``hit``: time to the first token of a 16,000-token prompt that is wholly in the cache.
 - ``sampling``: what sampling adds to a greedy step, with temperature alone and with Qwen's top-k and top-p.
-- ``score``: windows of 2,048 tokens, share of the matrix rate.
+- ``score``: windows of 2,048 tokens, share of the matrix rate; and questions of 65 to 400 tokens with four short
+  continuations each.
 - ``ladder``: prompts up to max_context, twice, on the capacity that was chosen automatically.
 
 With `--huggingface`, transformers runs on the same shapes first, in a process of its own.
@@ -482,12 +483,33 @@ def score(model: Model, limits: Ceilings, results: Results) -> None:
         begin = time.perf_counter()
         engine.score(*pairs)
         took = time.perf_counter() - begin
+        asked = questions()
+        engine.score(*asked)
+        begin = time.perf_counter()
+        engine.score(*asked)
+        asked_took = time.perf_counter() - begin
     head = 2.0 * model.config.vocab_size * model.config.hidden_size * CONTEXT
     rate = windows * (prompt_operations(model, CONTEXT) + head) / took
     results.add(
         "score", model="4B", tokens=CONTEXT, tokens_per_s=round(windows * CONTEXT / took),
         tflops=round(rate / 1e12, 1), share=round(rate / limits.product, 3),
     )  # fmt: skip
+    results.add(
+        "score", model="4B", continuations=len(asked[1]),
+        continuations_per_s=round(len(asked[1]) / asked_took),
+    )  # fmt: skip
+
+
+def questions() -> tuple[list[list[int]], list[list[int]]]:
+    """256 contexts of 65 to 400 tokens with 4 continuations of 1 to 8 each."""
+    rng = np.random.default_rng(0)
+    contexts, continuations = [], []
+    for _ in range(256):
+        context = random_tokens(int(rng.integers(65, 401))).tolist()
+        for _ in range(4):
+            contexts.append(context)
+            continuations.append(random_tokens(int(rng.integers(1, 9))).tolist())
+    return contexts, continuations
 
 
 def missed(document: dict[str, Any]) -> list[str]:

@@ -51,7 +51,9 @@ def shapes(max_context: int, prefill_chunk: int) -> Shapes:
     """Shapes for sequences of `max_context` tokens, with units of at most `prefill_chunk` tokens a row."""
     blocks = -(-max_context // PAGE_TOKENS)
     chunk = min(prefill_chunk, blocks * PAGE_TOKENS)
-    buckets = {size for size in (16, 64, chunk // 2) if size < chunk} | {chunk}
+    # Doubling, so that a chunk is never padded to more than twice its length, short continuations apart.
+    doubling = {PAGE_TOKENS << i for i in range(chunk.bit_length()) if PAGE_TOKENS << i < chunk}
+    buckets = {16, *doubling, chunk}
     # Beside the contexts, one row needs a copy of the page in which its context ends.
     pages = max(blocks + 1, MAX_ROWS * min(blocks, WINDOW_PAGES))
     return Shapes(tuple(sorted(buckets)), 2 * chunk, blocks, pages)

@@ -69,10 +69,12 @@ def test_waves_hold_everything_and_fit(items):
 @pytest.mark.parametrize(
     ("context", "chunk", "buckets"),
     [
+        (4096, 2048, (16, 64, 128, 256, 512, 1024, 2048)),
+        (4096, 320, (16, 64, 128, 256, 320)),
         (4096, 256, (16, 64, 128, 256)),
         (100, 256, (16, 64, 128)),
-        (64, 64, (16, 32, 64)),
-        (1, 64, (16, 32, 64)),
+        (64, 64, (16, 64)),
+        (1, 64, (16, 64)),
     ],
 )
 def test_shapes(context, chunk, buckets):
