@@ -15,7 +15,8 @@ but for ``ops``:
   kernel and the last, and which kernels take longest. Under the profiler XLA launches kernel by kernel, not as a graph.
   The same of prompts, if another part runs prompts.
 - ``prefill``: a prompt through the largest units, and the share of the matrix rate that its products reach.
-- ``generate``: tokens/s of `Engine.generate` against the bare step rate.
+- ``generate``: tokens/s of `Engine.generate` against the bare step rate, and of sampling with top-k and top-p against
+  greedy.
 - ``hit``: time to the first token of a 16,000-token prompt that is wholly in the cache.
 - ``sampling``: what sampling adds to a greedy step, with temperature alone and with Qwen's top-k and top-p.
 - ``score``: windows of 2,048 tokens, share of the matrix rate; and questions of 65 to 400 tokens with four short
@@ -367,13 +368,22 @@ def greedy(tokens: int) -> nj.SamplingParams:
     return nj.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
 
-def generated_rate(engine: Engine, requests: int) -> float:
+def sampled(tokens: int) -> nj.SamplingParams:
+    """As Qwen's generation configs ask."""
+    return nj.SamplingParams(
+        temperature=1, top_k=20, top_p=0.95, seed=0, max_tokens=tokens, ignore_eos=True
+    )
+
+
+def generated_rate(
+    engine: Engine, requests: int, params: Callable[[int], nj.SamplingParams] = greedy
+) -> float:
     """Tokens/s of decode, first tokens and prefill left out: from the difference of two lengths."""
     prompts = [random_tokens(CONTEXT, seed=i).tolist() for i in range(requests)]
 
     def run(length: int) -> float:
         begin = time.perf_counter()
-        engine.generate(prompts, greedy(length), use_tqdm=False, cache="off")
+        engine.generate(prompts, params(length), use_tqdm=False, cache="off")
         return time.perf_counter() - begin
 
     run(4)
@@ -425,6 +435,8 @@ def measure(name: str, parts: tuple[str, ...], limits: Ceilings, results: Result
             rate = generated_rate(engine, rows)
             bare = {"of_bare_step": round(rate * steps[rows] / rows, 3)} if rows in steps else {}
             results.add("generate", model=name, requests=rows, tokens_per_s=round(rate, 1), **bare)
+        of_greedy = generated_rate(engine, 8, sampled) / rate
+        results.add("generate", model=name, requests=8, sampled_of_greedy=round(of_greedy, 3))
     if "hit" in parts:
         prompt = random_tokens(16_000, seed=9).tolist()
         for which in ("cold", "warm", "warm"):
