@@ -137,7 +137,7 @@ def largest(x: Float[Array, "B V"], count: int) -> tuple[Float[Array, "B n"], In
     those runs holds a value that comes before everything in the others.
     """
     B, V = x.shape
-    # About as many runs as tokens in the chosen ones.
+    # There are up to four times as many tokens in the chosen runs as there are runs.
     run = 1 << ((V // count).bit_length() + 1) // 2
     runs = -(-V // run)
     if runs <= 2 * count:
@@ -167,8 +167,8 @@ def adjust(
 def truncate(adjusted: Float[Array, "B V"], rows: SamplingRows) -> Bool[Array, "B V"]:
     """Which tokens top-k, top-p and min-p keep; ties go to the lower id. At least one token stays.
 
-    A row that keeps no more than its `CANDIDATES` most probable tokens is decided among them; the whole vocabulary is
-    sorted only while a row keeps more. Which of the two decides a row depends on that row alone.
+    A row whose top-k is at most `CANDIDATES`, or that has none and keeps fewer, is decided among its most probable
+    tokens; for others the whole vocabulary is sorted. Which of the two decides a row depends on that row alone.
     """
     limited = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
     limited &= rows.temperature > 0
@@ -196,9 +196,8 @@ def _among_candidates(
     count = min(CANDIDATES, vocab)
     value, order = largest(adjusted, count)
     kept = _kept(value, rows, of_all=jnp.sum(_weights(adjusted, value[:, :1], rows), axis=-1))
-    ends_here = ~jnp.all(kept, axis=-1) | (count == vocab)
-    settled = jnp.where(rows.top_k > 0, rows.top_k <= count, ends_here)
-    return _prefix(adjusted, value, order, kept), settled
+    settled = jnp.where(rows.top_k > 0, rows.top_k <= count, ~jnp.all(kept, axis=-1))
+    return _prefix(adjusted, value, order, kept), settled | (count == vocab)
 
 
 def _among_all(adjusted: Float[Array, "B V"], rows: SamplingRows) -> Bool[Array, "B V"]:

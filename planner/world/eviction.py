@@ -205,10 +205,12 @@ class Fixed(NamedTuple):
     images: frozenset[int]
 
     def first_movable(self, s: PhysicalState, k: int, h: kv.History) -> int:
-        """The first own block of a history whose page lies on the Device and may leave it; its end if none does."""
-        lo = max(h.base, self.blocks[k].get(h.id, 0))
-        pages = enumerate(h.pages.slice(lo, h.blocks), lo)
-        return next((block for block, page in pages if page.device), h.blocks)
+        """The first own block of a history whose page lies on the Device and may leave it; its end if there is none."""
+        for block in range(max(h.base, self.blocks[k].get(h.id, 0)), h.blocks):
+            page = h.pages.get(block)
+            if page is not None and page.device:
+                return block
+        return h.blocks
 
 
 def what_stays(s: PhysicalState, protect: Collection[int]) -> Fixed:
@@ -230,7 +232,11 @@ def what_stays(s: PhysicalState, protect: Collection[int]) -> Fixed:
 
 
 def movable(s: PhysicalState, gaps: Gaps, fixed: Fixed) -> set[int]:
-    """Checkpoints that reach something of the missing kinds which may leave the Device; others free nothing (RC-01)."""
+    """Checkpoints whose end or demotion may free something of the missing kinds; others free nothing (RC-01).
+
+    Those that reach something which may leave the Device, and those of a history with such a page: a demotion takes
+    any page of the history, whoever reaches it.
+    """
     found: set[int] = set()
     if "slots" in gaps:
         images = (i for i in s.states.slots if i and i not in fixed.images)
@@ -242,7 +248,9 @@ def movable(s: PhysicalState, gaps: Gaps, fixed: Fixed) -> set[int]:
         for hid in pool.resident:
             h = kv.history(pool, hid)
             block = fixed.first_movable(s, k, h)
-            found.update(cid for frontier, cid in h.refs if frontier > block * pool.page_tokens)
+            if block == h.blocks:
+                continue
+            found.update(cid for _, cid in h.refs)
             forks.update(child for base, child in h.children if base > block)
         todo = list(forks)
         for hid in todo:  # all that a fork of these holds reaches that block

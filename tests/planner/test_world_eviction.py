@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world_cases import alone, at, engine, named, text
+from world_cases import alone, at, engine, named, run_until, text
 
 from planner import (
     Advance,
@@ -305,7 +305,8 @@ def test_younger_claims_go_first_and_after_everything_else() -> None:
 
 
 def reaches(s: PhysicalState, ck: Checkpoint, gap: str, protect: set[int]) -> bool:
-    """Whether one of its replicas of this kind lies on the Device and nothing keeps it there, looked up one by one."""
+    """Whether a replica of this kind that it reaches, or a page of its history, lies on the Device and nothing keeps
+    it there, looked up one by one."""
     kept = [other for cid, other in s.checkpoints.items() if cid in protect or other.readers]
     if gap == "slots":
         im = state_images.image(s.states, ck.image)
@@ -321,14 +322,16 @@ def reaches(s: PhysicalState, ck: Checkpoint, gap: str, protect: set[int]) -> bo
     for q in s.sequences:
         history = kv.history(pool, q.histories[k])
         stay |= {*kv.prefix_pages(pool, history.id, history.blocks)}
-    return any(page.device for page in pages(ck) - stay)
+    history = ck.prefixes[k].history
+    own = {*kv.history(pool, history).pages.values()} if history else set[kv.Page]()
+    return any(page.device for page in (pages(ck) | own) - stay)
 
 
 @settings(deadline=None, max_examples=60)
 @given(workloads(), st.sets(st.integers(0, 40)))
 def test_only_what_can_help_is_looked_at(workload: Workload, protect: set[int]) -> None:
     """RC-01: at any moment of any run, the points that hold something of the missing kind which may leave the Device,
-    be it their own or shared with the continuation that they branched off."""
+    be it their own or shared with the continuation that they branched off, and those beside such a page."""
     d = run_workload(workload, check=False)
     world = new_world(workload.config)
     for event, _ in d.log:
@@ -338,6 +341,22 @@ def test_only_what_can_help_is_looked_at(workload: Workload, protect: set[int]) 
         for gap in ("slots", *(pool.name for pool in s.pools)):
             want = {cid for cid, ck in s.checkpoints.items() if reaches(s, ck, gap, protect)}
             assert movable(s, {gap: 1}, fixed) == want
+
+
+def test_a_point_that_may_go_lets_pages_behind_it_move() -> None:
+    """RC-09: the point at 24 is held for an older request; the one at 8 of the same history, whose own pages are in
+    use, is not, and moving the pages behind it loses nothing."""
+    d = engine(pages=20, blocks=8, host=40)
+    alone(d, Ask(text(1, 24), max_tokens=1, recovery=8))
+    (deep,) = at(d, 24)
+    history = deep.prefixes[0].history
+    d.submit(Ask((*text(1, 8), *text(2, 8)), max_tokens=8))
+    run_until(d, lambda: bool(d.world.physical.sequences) and not d.world.physical.transaction)
+    step = Step(d.world)
+    step.retain(deep.id, 905)
+    step.put(Request(Submitted(5, identity(text(4, 4)), 1), waiter=905, wait=deep.id))
+    relief = relieve(step, {"main": 2}, replace(ANY, waiters=9))
+    assert relief == Relief(demote=(PageRange(0, history, 4, 6),))
 
 
 # Demotion
