@@ -101,11 +101,11 @@ def sorted_blocks(
     pairs = n * k
     flat = experts.reshape(pairs)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)
-    in_order, every = flat[order], jnp.arange(E, dtype=flat.dtype)
-    first = jnp.searchsorted(in_order, every, side="left").astype(jnp.int32)
-    count = jnp.searchsorted(in_order, every, side="right").astype(jnp.int32) - first
+    ends = jnp.searchsorted(flat[order], jnp.arange(E + 1, dtype=flat.dtype)).astype(jnp.int32)
+    first, count = ends[:-1], jnp.diff(ends)
     blocks = (count + _BLOCK - 1) // _BLOCK
     last_block = jnp.cumsum(blocks)
+    first_block = last_block - blocks
     n_blocks = -(-pairs // _BLOCK) + E
 
     # Block b belongs to the first expert whose blocks end after b; blocks past the last one are empty.
@@ -113,7 +113,7 @@ def sorted_blocks(
     owner = jnp.searchsorted(last_block, block, side="right").astype(jnp.int32)
     used = owner < E
     owner = jnp.minimum(owner, E - 1)
-    within = (block - (last_block - blocks)[owner]) * _BLOCK
+    within = (block - first_block[owner]) * _BLOCK
     place = within[:, None] + jnp.arange(_BLOCK, dtype=jnp.int32)[None, :]
     filled = used[:, None] & (place < count[owner][:, None])
     # Empty places read pair 0, and nothing reads what they yield.
@@ -136,7 +136,7 @@ def sorted_blocks(
 
     _, y = jax.lax.scan(one_block, None, (owner, pair))
     rank = jnp.argsort(order).astype(jnp.int32) - first[flat]
-    at = (last_block - blocks)[flat] * _BLOCK + rank
+    at = first_block[flat] * _BLOCK + rank
     back = y.reshape(-1, x.shape[1])[at]
     return jnp.sum(back.reshape(n, k, -1) * weights[:, :, None], axis=1)
 

@@ -204,9 +204,13 @@ class Fixed(NamedTuple):
     blocks: tuple[dict[int, int], ...]
     images: frozenset[int]
 
-    def first_movable(self, s: PhysicalState, k: int, h: kv.History) -> int:
+    def end(self, k: int, h: kv.History) -> int:
+        """The first own block of a history of pool ``k`` that need not stay."""
+        return max(h.base, self.blocks[k].get(h.id, 0))
+
+    def first_movable(self, k: int, h: kv.History) -> int:
         """The first own block of a history whose page lies on the Device and may leave it; its end if there is none."""
-        for block in range(max(h.base, self.blocks[k].get(h.id, 0)), h.blocks):
+        for block in range(self.end(k, h), h.blocks):
             page = h.pages.get(block)
             if page is not None and page.device:
                 return block
@@ -247,7 +251,7 @@ def movable(s: PhysicalState, gaps: Gaps, fixed: Fixed) -> set[int]:
         forks: set[int] = set()
         for hid in pool.resident:
             h = kv.history(pool, hid)
-            block = fixed.first_movable(s, k, h)
+            block = fixed.first_movable(k, h)
             if block == h.blocks:
                 continue
             found.update(cid for _, cid in h.refs)
@@ -380,7 +384,7 @@ class _Search:
         h = kv.history(pool, p.history)
         if h.pins or h.sequence or not h.on_device:
             return
-        lo = max(h.base, self.fixed.blocks[k].get(h.id, 0))
+        lo = self.fixed.end(k, h)
         hi = min(h.blocks, ceil_div(kv.protected_tokens(pool, h), pool.page_tokens))
         for item in (i for items in self.moved.values() for i in items):
             if isinstance(item, PageRange) and (item.pool, item.history) == (k, h.id):

@@ -263,14 +263,15 @@ def test_extreme_logits_and_bias_stay_finite():
     vocab=st.sampled_from([1, 20, 63, 990, 4096, 5000, 248_320]),
     levels=st.sampled_from([2, 30, 10**6]),
     lost=st.sampled_from([0.0, 0.5, 1.0]),
+    count=st.sampled_from([sampler.MAX_LOGPROBS, sampler.CANDIDATES]),
 )
 @settings(max_examples=60, deadline=None)
-def test_the_largest_are_those_of_a_whole_sort(seed, vocab, levels, lost):
+def test_the_largest_are_those_of_a_whole_sort(seed, vocab, levels, lost, count):
     """With many equal values, and with -inf among them or everywhere."""
     rng = np.random.default_rng(seed)
     x = rng.integers(0, levels, (3, vocab)).astype(np.float32)
     x[rng.random(x.shape) < lost] = -np.inf
-    count = min(20, vocab)
+    count = min(count, vocab)
     values, ids = sampler.largest(jnp.asarray(x), count)
     order = np.argsort(-x, axis=-1, kind="stable")[:, :count]
     assert np.array_equal(np.asarray(ids), order)
