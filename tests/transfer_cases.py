@@ -32,14 +32,13 @@ class Truth:
         self.arena = arena.copy()
 
     def run(self, batch):
-        """All sources first, then all destinations."""
+        """All sources first, then all destinations. An image of position 0 is not written."""
         held = []
+        batch = [c for c in batch if c.direction != "init"]
         for c in batch:
             places = getattr(self, c.kind)
             size = len(places[0])
-            if c.direction == "init":
-                held.append(bytes(size))
-            elif c.direction == "h2d":
+            if c.direction == "h2d":
                 held.append(self.arena[c.source : c.source + size].tobytes())
             else:
                 held.append(places[c.source])

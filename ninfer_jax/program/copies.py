@@ -2,7 +2,7 @@
 
 Each kind of content has a unit that reads a fixed number of places, `gather`, and one that writes them, `scatter`. A
 copy inside the device is one after the other. Places are inputs; unused ones are null: nothing reads what is written
-there. `arrays` is donated to `scatter` and `clear`, which work in place.
+there. `arrays` is donated to `scatter`, which works in place.
 
 A payload is the content of one place as the Host holds it, bit for bit. For a page it is all planes of the pool in the
 layout's order: layer 0 keys, layer 0 values, layer 1 keys, ... (KV-05, KV-11); for an image, its fields in order
@@ -60,12 +60,6 @@ def scatter_images(
     return _like(arrays, bits), _real(places)
 
 
-def clear_images(arrays: StateImages, places: Int[Array, " n"]) -> StateImages:
-    """Write zeros: the state at position 0."""
-    null = jax.tree.map(lambda x: jnp.zeros_like(_bits(x[0])), arrays)
-    return scatter_images(arrays, (null,) * len(places), places)[0]
-
-
 def _bits(x: Array) -> Array:
     return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
 
@@ -93,7 +87,6 @@ class Kind(NamedTuple):
     name: str
     gather: Callable[..., Any]
     scatter: Callable[..., Any]
-    clear: Callable[..., Any] | None
     field: str
     """The field of `DeviceState` that holds it."""
     places: int
@@ -110,12 +103,12 @@ class Kind(NamedTuple):
 
 def page_kind(pages: int, size: int) -> Kind:
     """Pages of the Main pool."""
-    return Kind("page", gather_pages, scatter_pages, None, "kv", pages, size)
+    return Kind("page", gather_pages, scatter_pages, "kv", pages, size)
 
 
 def image_kind(slots: int, size: int) -> Kind:
     """StateImages."""
-    return Kind("image", gather_images, scatter_images, clear_images, "images", slots, size)
+    return Kind("image", gather_images, scatter_images, "images", slots, size)
 
 
 def calls(count: int, buckets: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -20,6 +20,8 @@ MAX_LOGPROBS = 20
 """Most alternatives whose log-probabilities can be asked for."""
 CANDIDATES = 128
 """Most probable tokens that truncation looks at before it sorts the whole vocabulary."""
+_RUN = 16
+"""Values of which `largest` looks at the maximum first."""
 
 
 class Purpose(IntEnum):
@@ -134,22 +136,21 @@ def largest(x: Float[Array, "B V"], count: int) -> tuple[Float[Array, "B n"], In
     """`lax.top_k` of rows without NaN, for a large V of which few are wanted, without sorting all of it.
 
     The `count` largest values stand in the `count` runs whose maxima are largest, the lower id winning in both: each of
-    those runs holds a value that comes before everything in the others.
+    those runs holds a value that comes before everything in the others. The maxima are chosen in the same way, so what
+    is sorted stays small: a sort of 8,192 values takes an H200 four times as long as one of 1,024.
     """
     B, V = x.shape
-    # There are up to four times as many tokens in the chosen runs as there are runs.
-    run = 1 << ((V // count).bit_length() + 1) // 2
-    runs = -(-V // run)
+    runs = -(-V // _RUN)
     if runs <= 2 * count:
         values, ids = jax.lax.top_k(x, count)
         return values, ids
-    split = jnp.pad(x, ((0, 0), (0, runs * run - V)), constant_values=-jnp.inf)
-    split = split.reshape(B, runs, run)
-    _, chosen = jax.lax.top_k(jnp.max(split, axis=-1), count)
+    split = jnp.pad(x, ((0, 0), (0, runs * _RUN - V)), constant_values=-jnp.inf)
+    split = split.reshape(B, runs, _RUN)
+    _, chosen = largest(jnp.max(split, axis=-1), count)
     chosen = jnp.sort(chosen, axis=-1)  # ids of equal values rise with their place
     kept = jnp.take_along_axis(split, chosen[:, :, None], axis=1)
-    values, place = jax.lax.top_k(kept.reshape(B, count * run), count)
-    ids = jnp.take_along_axis(chosen, place // run, axis=1) * run + place % run
+    values, place = jax.lax.top_k(kept.reshape(B, count * _RUN), count)
+    ids = jnp.take_along_axis(chosen, place // _RUN, axis=1) * _RUN + place % _RUN
     return values, ids.astype(jnp.int32)
 
 

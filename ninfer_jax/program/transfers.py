@@ -6,6 +6,8 @@ read before any destination is written, so the order of its copies does not matt
 Leaving the device: a unit gathers payloads into Host staging (pinned where the platform has it), and a thread moves
 them from there to their place in the arena. Arriving: arrays over the arena's bytes are handed to a unit that scatters
 them; the planner keeps those bytes until the transfer has finished.
+
+The image of position 0 is not written at all: a row that starts there reads zeros, whatever its slot holds (ST-03).
 """
 
 from __future__ import annotations
@@ -136,9 +138,6 @@ class Transfers:
                     out[f"leave_{name}/{n}"] = Unit(leave, (arrays, places))
                 scatter = jax.jit(kind.scatter, donate_argnums=0)
                 out[f"scatter_{name}/{n}"] = Unit(scatter, (arrays, payloads, places))
-                if kind.clear:
-                    clear = jax.jit(kind.clear, donate_argnums=0)
-                    out[f"clear_{name}/{n}"] = Unit(clear, (arrays, places))
         return out
 
     def install(self, units: Mapping[str, Callable[..., Any]], state: DeviceState) -> DeviceState:
@@ -152,8 +151,6 @@ class Transfers:
                 outside = jax.tree.map(np.asarray, units[f"{self._leave}_{name}/{n}"](arrays, null))
                 for payloads in (inside, jax.device_put(outside, self._device)):
                     arrays, _ = units[f"scatter_{name}/{n}"](arrays, payloads, null)
-                if kind.clear:
-                    arrays = units[f"clear_{name}/{n}"](arrays, null)
             state = replace(state, **{kind.field: arrays})
         return state
 
@@ -167,7 +164,7 @@ class Transfers:
         transfer = Transfer(command.transaction)
         for kind in self.kinds.values():
             arrays = getattr(state, kind.field)
-            calls = {way: self._calls(command, kind, way) for way in ("d2h", "d2d", "init", "h2d")}
+            calls = {way: self._calls(command, kind, way) for way in ("d2h", "d2d", "h2d")}
             for part, n in calls["d2h"]:
                 places = _padded([c.source for c in part], n)
                 staged = self._units[f"{self._leave}_{kind.name}/{n}"](arrays, places)
@@ -179,9 +176,6 @@ class Transfers:
             ]
             for (part, n), payloads in zip(calls["d2d"], held, strict=True):
                 arrays, _ = self._scatter(kind, arrays, payloads, part, n)
-            for part, n in calls["init"]:
-                places = _padded([c.destination for c in part], n)
-                arrays = self._units[f"clear_{kind.name}/{n}"](arrays, places)
             for part, n in calls["h2d"]:
                 payloads = [self._arrived(kind, c.source) for c in part]
                 transfer._backing += payloads

@@ -1,6 +1,7 @@
 """The program's calls: slots, tables, chained tokens and transfers among units, on the tiny checkpoints."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -85,6 +86,24 @@ def test_a_fork_runs_as_a_copy_would_bit_for_bit(program, ids):
     assert np.array_equal(logits[1], logits[2])
     assert image(program, 7) == image(program, 5) != source
     assert image(program, 1) == source
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_position_0_reads_zeros_whatever_the_slot_holds(program, ids, tokens):
+    """ST-03: in prefill and in decode; NaN of who was there before does not get through."""
+    program.publish_table(PublishTable(0, 0, (3,)))
+    want = None
+    for content in (0.0, np.nan, 7.0):
+        filled = jax.tree.map(lambda x, c=content: x.at[2].set(c), program._state.images)
+        program._state = replace(program._state, images=filled)
+        transfer(program, Copy("image", "init", -1, 0, 2, 0))
+        if tokens > 1:
+            prefill(program, ids, 0, 0, tokens - 1, 2)
+        logits = decode(program, row(0, tokens - 1, int(ids[tokens - 1]), 2))[0]
+        got = logits.tobytes(), image(program, 2)
+        want = want or got
+        assert got == want
+        assert np.isfinite(logits).all()
 
 
 def test_a_row_does_not_depend_on_lane_slots_pages_or_neighbours(program, ids):
