@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.config import PAGE_TOKENS
 from ninfer_jax.models.qwen3_5 import streamed, trunk
-from ninfer_jax.models.qwen3_5.params import TextParameters
+from ninfer_jax.models.qwen3_5.params import SeparateLayers, TextParameters
 from ninfer_jax.models.qwen3_5.state import DeviceState
 from ninfer_jax.program import sampler
 from ninfer_jax.program.plans import (
@@ -42,7 +42,7 @@ def prefill(
 
 def decode(
     config: Qwen3_5Config,
-    params: TextParameters,
+    params: TextParameters | SeparateLayers,
     state: DeviceState,
     plan: DecodePlan,
     logits: Float[Array, "C V"],
@@ -65,7 +65,7 @@ def decode(
     del logits
     tokens = jnp.where(plan.forced >= 0, plan.forced, sampled[0])
     rows = (plan.positions, plan.block_tables, plan.write_slots, plan.read_slots)
-    if streamed.unfit(config, params, len(tokens)) is None:
+    if isinstance(params, TextParameters) and not streamed.unfit(config, params, len(tokens)):
         state, logits = streamed.decode(config, params, state, tokens, *rows)
     else:
         state, hidden = trunk.decode(config, params, state, tokens, *rows)

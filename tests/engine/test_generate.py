@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 import ninfer_jax as nj
 from ninfer_jax import SamplingParams
+from ninfer_jax.models.qwen3_5.params import SeparateLayers
+from ninfer_jax.program import program
 from tests.engine.conftest import wait_until_idle
 
 forward = jax.jit(nj.forward)
@@ -37,6 +39,18 @@ def test_results_keep_the_order_and_requests_stop_separately(engine):
         assert r.outputs[0].finish_reason == "length"
         assert r.metrics.decode_steps == s.max_tokens
         assert r.metrics.prefill_tokens + r.num_cached_tokens == len(p) - 1
+
+
+def test_a_large_model_steps_layer_by_layer(engine, goldens, monkeypatch):
+    """Its tokens are those of the loop over stacks, its rows independent, and its weights counted once."""
+    monkeypatch.setattr(program, "SEPARATE_BYTES", 0)
+    prompts = [prompt(i, n) for i, n in enumerate((1, 70, 33, 130))]
+    with nj.load(goldens / "tiny-qwen3.5-dense", max_concurrency=4, max_context=320) as large:
+        assert isinstance(large._program._step_params, SeparateLayers)
+        assert large._program.memory()["weights"] == engine._program.memory()["weights"]
+        together = tokens(large.generate(prompts, GREEDY, use_tqdm=False))
+        assert together == [tokens(large.generate([p], GREEDY))[0] for p in prompts]
+    assert together == tokens(engine.generate(prompts, GREEDY, use_tqdm=False))
 
 
 SAMPLED = st.builds(

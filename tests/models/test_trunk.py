@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ import ninfer_jax as nj
 from artifacts import Qwen3_5Config
 from ninfer_jax.models.loading import _fill_by_updates, _leaf_blocks, map_leaves
 from ninfer_jax.models.qwen3_5 import trunk
-from ninfer_jax.models.qwen3_5.params import parameter_layout
+from ninfer_jax.models.qwen3_5.params import parameter_layout, separate
 from ninfer_jax.models.qwen3_5.state import new_device_state
 from ninfer_jax.program import units
 from ninfer_jax.program.plans import DecodePlan
@@ -281,3 +282,37 @@ def test_the_accelerator_way_of_loading_fills_the_same_arrays(goldens):
         for a, b in zip(jax.tree.leaves(model.params), jax.tree.leaves(other), strict=True):
             assert a.dtype == b.dtype
             assert np.array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-qwen3.5-dense", "tiny-qwen3.5-moe", "tiny-qwen3.5-vl", "tiny-qwen3-next"]
+)
+def test_separate_layers_compute_what_the_loop_does(goldens, name):
+    """Every layer is taken from its place, and its image goes to its own."""
+    model = nj.load_model(goldens / name)
+    apart = separate(model.config, model.params)
+    rng = np.random.default_rng(3)
+    state = new_device_state(model.config, pages=6, slots=3, dtype=jnp.float32)
+    noise = lambda x: jnp.asarray(rng.normal(size=x.shape).astype(np.float32) * 0.3)  # noqa: E731
+    state = jax.tree.map(noise, state)
+    tables = np.array([[3, 1], [2, 6]], np.int32)
+    where = (np.array([70, 9], np.int32), tables, np.array([2, 1], np.int32))
+    tokens = np.array([5, 9], np.int32)
+    run = jax.jit(trunk.decode, static_argnums=0)
+    want = run(model.config, model.params, state, tokens, *where)
+    got = run(model.config, apart, state, tokens, *where)
+    chex.assert_trees_all_close(got, want, atol=1e-5)
+    assert np.array_equal(
+        trunk.logits(apart, got[1]).argmax(-1), trunk.logits(model.params, want[1]).argmax(-1)
+    )
+
+
+def test_separate_layers_share_the_memory_of_the_stacks(model):
+    """On CPU a model is not held twice."""
+    apart = separate(model.config, model.params)
+    for field in ("gate_up_proj", "down_proj"):
+        stack = getattr(model.params.dense_mlp, field)
+        first = stack.unsafe_buffer_pointer()
+        for i, layer in enumerate(apart.layers):
+            place = getattr(layer.dense_mlp, field).unsafe_buffer_pointer()
+            assert place == first + i * stack[0].nbytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -17,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.models.qwen3_5 import layers
-from ninfer_jax.models.qwen3_5.params import TextParameters
+from ninfer_jax.models.qwen3_5.params import Layer, SeparateLayers, TextParameters
 from ninfer_jax.models.qwen3_5.state import DeviceState
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.norms import rms_norm
@@ -33,7 +34,9 @@ Mixer = Callable[[str, Any, Array, Array, Carry], tuple[Array, Carry]]
 """`mixer(kind, p, index, x, carry) -> (out, carry)`; index counts the layers of the kind."""
 
 
-def logits(params: TextParameters, hidden: Float[Array, "*n H"]) -> Float[Array, "*n V"]:
+def logits(
+    params: TextParameters | SeparateLayers, hidden: Float[Array, "*n H"]
+) -> Float[Array, "*n V"]:
     """float32 logits of final-norm hidden states; the head is the embedding where the checkpoint ties them."""
     head = params.embed if params.lm_head is None else params.lm_head
     return layers.project(hidden, head)
@@ -70,7 +73,7 @@ def prefill(
 
 def decode(
     config: Qwen3_5Config,
-    params: TextParameters,
+    params: TextParameters | SeparateLayers,
     state: DeviceState,
     tokens: Int[Array, " B"],
     positions: Int[Array, " B"],
@@ -127,7 +130,7 @@ def forward_with_layers(
 
 def _cached(
     config: Qwen3_5Config,
-    params: TextParameters,
+    params: TextParameters | SeparateLayers,
     state: DeviceState,
     tokens: Int[Array, "B T"],
     starts: Int[Array, " B"],
@@ -178,9 +181,13 @@ def _put_images(pool: Array, slots: Int[Array, " B"], index: Array, new: Array) 
     return jax.lax.dynamic_update_slice(pool, new[None].astype(pool.dtype), start)
 
 
+def _kinds(config: Qwen3_5Config) -> tuple[LayerKind, ...]:
+    return tuple(zip(config.layer_types, config.ffn_types, strict=True))
+
+
 def layer_pattern(config: Qwen3_5Config) -> tuple[Pattern, int]:
     """The shortest pattern of layers that repeats to the whole depth, as (kind, run length) pairs, and how often."""
-    kinds = tuple(zip(config.layer_types, config.ffn_types, strict=True))
+    kinds = _kinds(config)
     for period in range(1, len(kinds) + 1):
         repeats, rest = divmod(len(kinds), period)
         if rest == 0 and kinds == kinds[:period] * repeats:
@@ -191,7 +198,7 @@ def layer_pattern(config: Qwen3_5Config) -> tuple[Pattern, int]:
 
 def _layers(
     config: Qwen3_5Config,
-    params: TextParameters,
+    params: TextParameters | SeparateLayers,
     x: Array,
     carry: Carry,
     mixer: Mixer[Carry],
@@ -201,27 +208,20 @@ def _layers(
 
     A body indexes the stacked parameters by its layer, so there is one copy of the code a kind, whatever the depth. On
     a GPU the inner loops are unrolled: XLA gives a matrix product its layer of a stack without a copy only where the
-    index is linear in the counter of one loop.
+    index is linear in the counter of one loop. `SeparateLayers` run without any loop.
     `implementation` is of the experts.
     Also returns the output of every layer [N, B, T, H]; where nobody reads them, the compiler drops them.
     """
-    pattern, repeats = layer_pattern(config)
-    eps = config.rms_norm_eps
-    mixers = {
-        "linear_attention": params.linear_attention,
-        "full_attention": params.full_attention,
-    }
+    one_layer = partial(_one_layer, config, mixer, implementation)
+    if isinstance(params, SeparateLayers):
+        after_each = []
+        for i, (kind, layer) in enumerate(zip(_kinds(config), params.layers, strict=True)):
+            index = config.layer_types[:i].count(kind[0])
+            x, carry = one_layer(layer, kind, _Place(0, 0, 0), index, x, carry)
+            after_each.append(x)
+        return x, carry, jnp.stack(after_each)
 
-    def one_layer(kind: LayerKind, at: _Place, x: Array, carry: Carry) -> tuple[Array, Carry]:
-        mixer_kind, mlp_kind = kind
-        y = rms_norm(x, params.input_norm[at.layer], eps=eps)
-        out, carry = mixer(mixer_kind, take_layer(mixers[mixer_kind], at.mixer), at.mixer, y, carry)
-        x = x + out
-        y = rms_norm(x, params.post_attention_norm[at.layer], eps=eps)
-        if mlp_kind == "dense":
-            return x + layers.dense_mlp(take_layer(params.dense_mlp, at.mlp), y), carry
-        assert params.sparse_mlp is not None
-        return x + layers.sparse_mlp(config, params.sparse_mlp, at.mlp, y, implementation), carry
+    pattern, repeats = layer_pattern(config)
 
     def one_group(
         loop: tuple[Array, Array, Carry], _: None
@@ -235,7 +235,8 @@ def _layers(
             def body(
                 inner: tuple[Array, Carry], i: Array, kind: LayerKind = kind, first: _Place = first
             ) -> tuple[tuple[Array, Carry], Array]:
-                inner = one_layer(kind, first.shifted(i), *inner)
+                at = first.shifted(i)
+                inner = one_layer(params, kind, at, at.mixer, *inner)
                 return inner, inner[0]
 
             if length == 1 or _unroll_runs():
@@ -254,6 +255,31 @@ def _layers(
     return x, carry, outputs.reshape(-1, *x.shape)
 
 
+def _one_layer(
+    config: Qwen3_5Config,
+    mixer: Mixer[Carry],
+    implementation: Implementation,
+    stacks: TextParameters | Layer,
+    kind: LayerKind,
+    at: _Place,
+    index: Array | int,
+    x: Array,
+    carry: Carry,
+) -> tuple[Array, Carry]:
+    """One layer, which stands `at` a place of the stacks; `index` counts the layers with its kind of mixer."""
+    mixer_kind, mlp_kind = kind
+    eps = config.rms_norm_eps
+    own = stacks.linear_attention if mixer_kind == "linear_attention" else stacks.full_attention
+    y = rms_norm(x, stacks.input_norm[at.layer], eps=eps)
+    out, carry = mixer(mixer_kind, take_layer(own, at.mixer), jnp.asarray(index), y, carry)
+    x = x + out
+    y = rms_norm(x, stacks.post_attention_norm[at.layer], eps=eps)
+    if mlp_kind == "dense":
+        return x + layers.dense_mlp(take_layer(stacks.dense_mlp, at.mlp), y), carry
+    assert stacks.sparse_mlp is not None
+    return x + layers.sparse_mlp(config, stacks.sparse_mlp, at.mlp, y, implementation), carry
+
+
 def _unroll_runs() -> bool:
     return jax.default_backend() == "gpu"
 
@@ -261,9 +287,9 @@ def _unroll_runs() -> bool:
 class _Place(NamedTuple):
     """Where a layer's parameters stand: among all layers, those with its mixer, and those with its MLP."""
 
-    layer: Array
-    mixer: Array
-    mlp: Array
+    layer: Array | int
+    mixer: Array | int
+    mlp: Array | int
 
     def shifted(self, i: Array) -> _Place:
         return _Place(self.layer + i, self.mixer + i, self.mlp + i)
