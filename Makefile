@@ -19,7 +19,7 @@ test: .venv/test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-all: .venv/eval
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
+	TEST_EFFORT=2 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
 
 # On a machine with an accelerator, in an environment that has JAX for it (extra cuda12 or cuda13).
 test-gpu:

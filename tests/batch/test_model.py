@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_engine(engine, tmp_path):
 def test_the_command(tmp_path):
     source = write(tmp_path / "in", [completion("a", "Hello", max_tokens=3), "nonsense"])
     code = "from ninfer_jax.cli import main; main()"
-    command = ["batch", "-i", source, "-o", tmp_path / "out", "-m", MODEL, "--max-context", "320"]
+    command = ["batch", "-i", source, "-o", tmp_path / "out", "-m", MODEL, "--max-context", "64"]
     for done in (0, 2):
         job = subprocess.run(
             [sys.executable, "-c", code, *map(str, command)],

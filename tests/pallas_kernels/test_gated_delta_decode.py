@@ -138,7 +138,9 @@ def test_a_kernel_that_cannot_run_says_why():
         run(some_rows(SMALL), implementation="pallas")
 
 
-@pytest.mark.parametrize("parts", ["whole key heads", "value heads"])
+@pytest.mark.parametrize(
+    "parts", ["whole key heads", pytest.param("value heads", marks=pytest.mark.slow)]
+)
 def test_the_kernel_in_the_interpreter(parts):
     """Mosaic's interpreter keeps global state and threads: it gets a process of its own."""
     subprocess.run(

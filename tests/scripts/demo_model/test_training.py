@@ -282,6 +282,7 @@ def test_bits_per_byte_count_every_token_once():
     assert found["all"] == pytest.approx(ids.sum(dtype=np.int64) / np.log(2) / 316)
 
 
+@pytest.mark.slow
 def test_acceptance_by_verifying_every_draft_one_token_at_a_time(small, tmp_path, goldens):
     config, block, text, heads = small
     write_trunk(tmp_path / "model", SMALL_TRUNK, config, text, heads.mtp)
