@@ -2,9 +2,9 @@
 
     python -m scripts.bench_layers [--model 0.8B] [--out FILE]
 
-Both run in one process, in turns, with one row and with eight, in float32; `read_gb_s` is the weights' bytes by the
-time of a step, `copy_gb_s` what copying an array of the largest layer's size reads. Prints one JSON document. Exit code
-1: layer by layer is not faster.
+Both run in one process, in turns, in engines of one row and of eight, in float32. `read_gb_s` is the weights' bytes by
+the time of a step, `copy_gb_s` what copying an array of the largest layer's size reads. Prints one JSON document. Exit
+code 1: layer by layer is not faster.
 """
 
 from __future__ import annotations
@@ -32,27 +32,29 @@ from ninfer_jax.program.program import Program
 from planner.world import DecodeRow, PublishTable, RunDecode
 from scripts.provenance import measured_with
 
-ROWS = 8
+ROWS = (1, 8)
 FORMS = {"loop": sys.maxsize, "layer_by_layer": 0}
 """`program.SEPARATE_BYTES` that makes each."""
 
 
-def start(model: Model, form: str) -> tuple[Program, float]:
-    """A program, and the seconds that it took to start."""
-    options = EngineConfig(max_concurrency=ROWS, max_context=256, prefill_chunk=PAGE_TOKENS)
+def start(model: Model, form: str, rows: int) -> tuple[Program, float]:
+    """A program of so many rows, each with a page, and the seconds that it took to start."""
+    options = EngineConfig(max_concurrency=rows, max_context=256, prefill_chunk=PAGE_TOKENS)
     begin = time.perf_counter()
     with patch.object(programs, "SEPARATE_BYTES", FORMS[form]):
         program = startup.start(model, options)
-    return program, time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    for lane in range(rows):
+        program.publish_table(PublishTable(lane, 0, (1 + lane,)))
+    return program, seconds
 
 
-def step_seconds(program: Program, rows: int, position: int) -> float:
-    """One step of so many rows."""
-    command = RunDecode(
-        0, tuple(DecodeRow(r, r, position, 7 + r, 1 + r, 1 + r) for r in range(rows))
-    )
+def step_seconds(program: Program, position: int) -> float:
+    """One step of all rows."""
+    lanes = range(program.limits.max_concurrency)
+    rows = tuple(DecodeRow(r, r, position, 7 + r, 1 + r, 1 + r) for r in lanes)
     begin = time.perf_counter()
-    jax.block_until_ready(program.decode(command))
+    jax.block_until_ready(program.decode(RunDecode(0, rows)))
     return time.perf_counter() - begin
 
 
@@ -70,28 +72,25 @@ def copy_seconds(size: int) -> float:
 def measure(model: Model, repeats: int) -> dict[str, Any]:
     """Medians of `repeats` steps of each form and number of rows."""
     weights = sum(x.nbytes for x in jax.tree.leaves(model.params))
-    programs_of = {form: start(model, form) for form in FORMS}
-    times: dict[tuple[str, int], list[float]] = {(f, n): [] for f in FORMS for n in (1, ROWS)}
-    for program, _ in programs_of.values():
-        for lane in range(ROWS):
-            program.publish_table(PublishTable(lane, 0, (1 + lane,)))
+    started = {(form, rows): start(model, form, rows) for form in FORMS for rows in ROWS}
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in started}
     for i in range(repeats + 1):
-        for (form, rows), taken in times.items():
-            taken.append(step_seconds(programs_of[form][0], rows, i))
+        for key, (program, _) in started.items():
+            times[key].append(step_seconds(program, i))
     steps = {key: statistics.median(taken[1:]) for key, taken in times.items()}
     largest = max(x.nbytes // len(x) for x in jax.tree.leaves(model.params) if x.ndim == 3)
     return {
         "weight_bytes": weights,
         "copy_gb_s": round(largest / copy_seconds(largest) / 1e9, 1),
-        "start_s": {form: round(seconds, 1) for form, (_, seconds) in programs_of.items()},
         "steps": [
             {
                 "form": form, "rows": rows, "ms": round(seconds * 1e3, 1),
                 "read_gb_s": round(weights / seconds / 1e9, 1),
+                "start_s": round(started[form, rows][1], 1),
             }
             for (form, rows), seconds in steps.items()
         ],
-        "faster": {str(n): round(steps["loop", n] / steps["layer_by_layer", n], 2) for n in (1, ROWS)},
+        "faster": {str(n): round(steps["loop", n] / steps["layer_by_layer", n], 2) for n in ROWS},
     }  # fmt: skip
 
 
