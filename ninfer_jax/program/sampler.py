@@ -137,7 +137,7 @@ def largest(x: Float[Array, "B V"], count: int) -> tuple[Float[Array, "B n"], In
 
     The `count` largest values stand in the `count` runs whose maxima are largest, the lower id winning in both: each of
     those runs holds a value that comes before everything in the others. The maxima are chosen in the same way, so what
-    is sorted stays small: a sort of 8,192 values takes an H200 four times as long as one of 1,024.
+    is sorted stays small: a sort of 8,192 values takes an H200 more than three times as long as one of 1,024.
     """
     B, V = x.shape
     runs = -(-V // _RUN)
