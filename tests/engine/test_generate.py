@@ -324,7 +324,7 @@ def test_nothing_compiles_after_start(engine):
 def test_broken_weights_abort_the_request_and_say_so(goldens):
     broken = nj.load(goldens / "tiny-qwen3.5-dense", max_concurrency=1, max_context=64)
     head = broken.model.params.lm_head.at[3].set(np.nan)
-    broken._program._params = broken._program._params.replace(lm_head=head)
+    broken._program._step_params = broken._program._step_params.replace(lm_head=head)
     (result,) = broken.generate("Hello", GREEDY)
     assert result.outputs[0].finish_reason == "abort"
     assert "not finite" in result.outputs[0].error
