@@ -29,6 +29,7 @@ from ninfer_jax.models.model import Model
 from ninfer_jax.program import program as programs
 from ninfer_jax.program import startup
 from ninfer_jax.program.program import Program
+from pallas_kernels.measuring import seconds
 from planner.world import DecodeRow, PublishTable, RunDecode
 from scripts.provenance import measured_with
 
@@ -43,10 +44,10 @@ def start(model: Model, form: str, rows: int) -> tuple[Program, float]:
     begin = time.perf_counter()
     with patch.object(programs, "SEPARATE_BYTES", FORMS[form]):
         program = startup.start(model, options)
-    seconds = time.perf_counter() - begin
+    took = time.perf_counter() - begin
     for lane in range(rows):
         program.publish_table(PublishTable(lane, 0, (1 + lane,)))
-    return program, seconds
+    return program, took
 
 
 def step_seconds(program: Program, position: int) -> float:
@@ -56,17 +57,6 @@ def step_seconds(program: Program, position: int) -> float:
     begin = time.perf_counter()
     jax.block_until_ready(program.decode(RunDecode(0, rows)))
     return time.perf_counter() - begin
-
-
-def copy_seconds(size: int) -> float:
-    """Copying so many bytes, in the median of five."""
-    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        np.copyto(target, source)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
 
 
 def measure(model: Model, repeats: int) -> dict[str, Any]:
@@ -79,16 +69,17 @@ def measure(model: Model, repeats: int) -> dict[str, Any]:
             times[key].append(step_seconds(program, i))
     steps = {key: statistics.median(taken[1:]) for key, taken in times.items()}
     largest = max(x.nbytes // len(x) for x in jax.tree.leaves(model.params) if x.ndim == 3)
+    source, target = np.ones(largest, np.uint8), np.ones(largest, np.uint8)
     return {
         "weight_bytes": weights,
-        "copy_gb_s": round(largest / copy_seconds(largest) / 1e9, 1),
+        "copy_gb_s": round(largest / seconds(np.copyto, target, source) / 1e9, 1),
         "steps": [
             {
-                "form": form, "rows": rows, "ms": round(seconds * 1e3, 1),
-                "read_gb_s": round(weights / seconds / 1e9, 1),
+                "form": form, "rows": rows, "ms": round(took * 1e3, 1),
+                "read_gb_s": round(weights / took / 1e9, 1),
                 "start_s": round(started[form, rows][1], 1),
             }
-            for (form, rows), seconds in steps.items()
+            for (form, rows), took in steps.items()
         ],
         "faster": {str(n): round(steps["loop", n] / steps["layer_by_layer", n], 2) for n in ROWS},
     }  # fmt: skip

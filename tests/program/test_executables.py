@@ -28,6 +28,7 @@ DEVICE = jax.devices()[0]
 ARGS = (jax.ShapeDtypeStruct((4,), np.int32),)
 UNITS = {
     "decode", "prefill", "prompt_logprobs", "sample_plain", "sample", "token_logprobs", "install_row",
+    "gather_pages", "scatter_pages", "gather_images", "scatter_images",
 }  # fmt: skip
 OPTIONS = {
     "max_context": 128, "max_concurrency": 2, "kv_capacity": 3 * 64, "device_state_slots": 1,
