@@ -10,8 +10,12 @@ import jax
 from jax.stages import Compiled, Lowered
 
 OPTIONS: dict[str, dict[str, str | bool]] = {
-    # XLA's older code for fusions is 10 to 40% faster on these units and compiles faster; jax 0.11 no longer has it.
-    "cpu": {"xla_cpu_use_fusion_emitters": False},
+    "cpu": {
+        # XLA's older code for fusions, gone with jax 0.11, is 10 to 40% faster on these units and compiles faster.
+        "xla_cpu_use_fusion_emitters": False,
+        # A library's code for single products only: a call for a sum costs 10 us, more than the sums of a step take.
+        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+    },
     "gpu": {
         # A loop over layers reads its weights in place where the product takes a slice of the stack; Triton's does not.
         "xla_gpu_enable_dynamic_slice_fusion": True,

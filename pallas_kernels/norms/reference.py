@@ -25,12 +25,21 @@ def rms_norm(
 
 
 def gated_rms_norm(
-    x: Float[Array, "*n d"], gate: Float[Array, "*n d"], weight: Float[Array, " d"], eps: float
-) -> Float[Array, "*n d"]:
+    x: Float[Array, "*n heads d"],
+    gate: Float[Array, "*n heads d"],
+    weight: Float[Array, " d"],
+    eps: float,
+) -> Float[Array, "*n heads d"]:
     """Plain-weight RMS norm, then times `silu(gate)`.
 
     The normalised value is rounded to the gate's dtype before the weight is applied, as the checkpoints were trained.
     """
     normed = _normalised(x, eps).astype(gate.dtype).astype(jnp.float32)
-    weighted = normed * _along_last(weight.astype(jnp.float32), x)
-    return (weighted * jax.nn.silu(gate.astype(jnp.float32))).astype(gate.dtype)
+    # The heads in one axis, the weight repeated by a gather: a product usually reads the result so, and XLA's CPU
+    # backend vectorises no loop over such an axis that takes its index modulo d.
+    d = x.shape[-1]
+    joined = (*x.shape[:-2], x.shape[-2] * d)
+    repeated = weight.astype(jnp.float32)[jnp.arange(joined[-1]) % d]
+    gate32 = gate.reshape(joined).astype(jnp.float32)
+    out = normed.reshape(joined) * _along_last(repeated, gate32) * jax.nn.silu(gate32)
+    return out.reshape(x.shape).astype(gate.dtype)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.models.qwen3_5 import layers
 from ninfer_jax.models.qwen3_5.params import Layer, SeparateLayers, TextParameters
-from ninfer_jax.models.qwen3_5.state import DeviceState
+from ninfer_jax.models.qwen3_5.state import DeviceState, KVPool, StateImages
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.norms import rms_norm
 from pallas_kernels.paged_attention import append_kv, paged_attention
@@ -28,6 +28,7 @@ LayerKind = tuple[str, str]
 """(mixer, MLP) of a layer: a member of `layer_types` and one of `ffn_types`."""
 Pattern = tuple[tuple[LayerKind, int], ...]
 Carry = TypeVar("Carry")
+Out = TypeVar("Out")
 
 
 Mixer = Callable[[str, Any, Array, Array, Carry], tuple[Array, Carry]]
@@ -139,46 +140,94 @@ def _cached(
     slots: Int[Array, " B"],
     read_slots: Int[Array, " B"] | None,
 ) -> tuple[DeviceState, Float[Array, "B T H"]]:
-    T = tokens.shape[1]
+    B, T = tokens.shape
     sources = slots if read_slots is None else read_slots
     positions = starts[:, None] + jnp.arange(T, dtype=starts.dtype)[None, :]
     rope = layers.rope_tables(positions, config.rotary_dim, config.rope_theta)
     continues = starts > 0
+    # On CPU decode goes row by row where rows have memory of their own: a row that does not run then costs nothing, one
+    # that does reads no more pages than it has, and XLA's scatter is slower than updates in turn.
+    by_row = B > 1 and T == 1 and jax.default_backend() == "cpu"
+    each = _in_turn(slots > 0) if by_row else _all_at_once
 
     def mixer(
         kind: str, p: Any, index: Array, x: Array, state: DeviceState
     ) -> tuple[Array, DeviceState]:
         kv, images = state.kv, state.images
         if kind == "full_attention":
-            where = (index, block_tables, starts, lengths)
 
             def attend(q: Array, k: Array, v: Array) -> Array:
                 nonlocal kv
-                kv = replace(kv, k=append_kv(kv.k, k, *where), v=append_kv(kv.v, v, *where))
-                return paged_attention(q, kv.k, kv.v, *where, scale=config.head_dim**-0.5)
+                rows = (q, k, v, block_tables, starts, lengths)
+                kv, out = each(partial(_attend, config, index), kv, rows)
+                return out
 
             out = layers.full_attention(config, p, x, rope, attend)
             return out, replace(state, kv=kv)
         window = jnp.where(continues[:, None, None], images.window[sources, index], 0)
         memory = jnp.where(continues[:, None, None, None], images.recurrent[sources, index], 0)
         out, window, memory = layers.linear_attention(config, p, x, lengths, window, memory)
-        images = replace(
-            images,
-            window=_put_images(images.window, slots, index, window),
-            recurrent=_put_images(images.recurrent, slots, index, memory),
-        )
+        images, _ = each(partial(_put_images, index), images, (slots, window, memory))
         return out, replace(state, images=images)
 
     x, state, _ = _layers(config, params, params.embed[tokens], state, mixer)
     return state, rms_norm(x, params.final_norm, eps=config.rms_norm_eps)
 
 
-def _put_images(pool: Array, slots: Int[Array, " B"], index: Array, new: Array) -> Array:
+def _attend(
+    config: Qwen3_5Config,
+    index: Array,
+    kv: KVPool,
+    q: Float[Array, "B T Nq D"],
+    k: Float[Array, "B T Nk D"],
+    v: Float[Array, "B T Nk D"],
+    *where: Array,
+) -> tuple[KVPool, Float[Array, "B T Nq D"]]:
+    """Append keys and values of a layer, and attend; `where` are block tables, starts and lengths."""
+    kv = KVPool(k=append_kv(kv.k, k, index, *where), v=append_kv(kv.v, v, index, *where))
+    return kv, paged_attention(q, kv.k, kv.v, index, *where, scale=config.head_dim**-0.5)
+
+
+def _put_images(
+    index: Array, images: StateImages, slots: Int[Array, " B"], window: Array, memory: Array
+) -> tuple[StateImages, tuple[()]]:
     """Write one layer of each row's image. On a GPU a scatter copies the whole pool, an update of one slot does not."""
-    if len(slots) > 1:
-        return pool.at[slots, index].set(new)
-    start = (slots[0], index, *(jnp.int32(0),) * (pool.ndim - 2))
-    return jax.lax.dynamic_update_slice(pool, new[None].astype(pool.dtype), start)
+
+    def put(pool: Array, new: Array) -> Array:
+        if len(slots) > 1:
+            return pool.at[slots, index].set(new)
+        start = (slots[0], index, *(jnp.int32(0),) * (pool.ndim - 2))
+        return jax.lax.dynamic_update_slice(pool, new[None].astype(pool.dtype), start)
+
+    return StateImages(put(images.window, window), put(images.recurrent, memory)), ()
+
+
+def _all_at_once(
+    run: Callable[..., tuple[Carry, Out]], memory: Carry, rows: tuple[Array, ...]
+) -> tuple[Carry, Out]:
+    return run(memory, *rows)
+
+
+def _in_turn(active: Bool[Array, " B"]) -> Callable[..., tuple[Carry, Out]]:
+    """`_all_at_once` one row at a time, for those that are active; the others' results are zeros."""
+    order, count = jnp.argsort(~active, stable=True), jnp.sum(active)
+
+    def each(
+        run: Callable[..., tuple[Carry, Out]], memory: Carry, rows: tuple[Array, ...]
+    ) -> tuple[Carry, Out]:
+        def one(i: Array, carry: tuple[Carry, Out]) -> tuple[Carry, Out]:
+            memory, out = carry
+            row = order[i]
+            own = [jax.lax.dynamic_slice_in_dim(x, row, 1) for x in rows]
+            memory, new = run(memory, *own)
+            put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=row, axis=0)
+            return memory, jax.tree.map(put, out, new)
+
+        shapes = jax.eval_shape(run, memory, *rows)[1]
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.fori_loop(0, count, one, (memory, empty))
+
+    return each
 
 
 def _kinds(config: Qwen3_5Config) -> tuple[LayerKind, ...]:
