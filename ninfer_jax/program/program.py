@@ -154,7 +154,7 @@ class Program:
             if not np.array_equal(getattr(plan, field), getattr(expected, field))
         }
         if changed:
-            on_device = on_device.replace(**jax.tree.map(np.array, changed))
+            on_device = on_device.replace(**self.put(changed))
         self._state, on_device, decoded = self._units["decode"](
             self._step_params, self._state, on_device, self._logits, self._sampled
         )
