@@ -35,14 +35,14 @@ from scripts.provenance import measured_with
 
 ROWS = (1, 8)
 FORMS = {"loop": sys.maxsize, "layer_by_layer": 0}
-"""`program.SEPARATE_BYTES` that makes each."""
+"""`program.LARGE_BYTES` that makes each."""
 
 
 def start(model: Model, form: str, rows: int) -> tuple[Program, float]:
     """A program of so many rows, each with a page, and the seconds that it took to start."""
     options = EngineConfig(max_concurrency=rows, max_context=256, prefill_chunk=PAGE_TOKENS)
     begin = time.perf_counter()
-    with patch.object(programs, "SEPARATE_BYTES", FORMS[form]):
+    with patch.object(programs, "LARGE_BYTES", FORMS[form]):
         program = startup.start(model, options)
     took = time.perf_counter() - begin
     for lane in range(rows):

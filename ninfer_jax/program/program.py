@@ -21,6 +21,7 @@ from ninfer_jax.models.qwen3_5.params import SeparateLayers, TextParameters, sep
 from ninfer_jax.models.qwen3_5.state import new_device_state
 from ninfer_jax.program import compiler, executables, sampler, units
 from ninfer_jax.program.executables import Unit
+from ninfer_jax.program.launchers import Launchers
 from ninfer_jax.program.plans import (
     Decoded,
     DecodePlan,
@@ -32,9 +33,10 @@ from ninfer_jax.program.tables import BlockTables
 from ninfer_jax.program.transfers import Transfer, Transfers
 from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTransfer
 
-SEPARATE_BYTES = 64 << 20
-"""Weights from which on a step on CPU runs layer by layer (see `SeparateLayers`). What a loop copies of smaller models
-stays in the cache, and it compiles in a tenth of the time."""
+LARGE_BYTES = 64 << 20
+"""Weights from which on a model is large on CPU. A step of one runs layer by layer (see `SeparateLayers`): what a loop
+copies of smaller models stays in the cache, and it compiles in a tenth of the time. Of a smaller one, first chunks of
+prompts run beside each other: the products of one are too small to keep two processors busy."""
 _LOG = logging.getLogger("ninfer_jax")
 
 
@@ -44,6 +46,9 @@ class Program:
     All executables are compiled by the constructor and called ahead-of-time compiled, so nothing can compile later
     (CAP-21). State is donated to each call and replaced by its result (OWN-08); no call reads a result on the host, so
     a unit can be launched before the last one's tokens are read. Commands are carried out in the order of the calls.
+
+    First chunks of a small model on CPU are computed apart from the state and then placed in it (`units.first_chunk`).
+    They are launched from two threads in turn, as JAX runs one after the other what one thread launches there.
 
     Host arrays are given to units by value: what a launched unit may still read is never changed (KV-33).
 
@@ -63,8 +68,13 @@ class Program:
         before = _bytes_in_use(self._device)
         self._params: TextParameters = model.params
         self._step_params: TextParameters | SeparateLayers = model.params
-        if self._device.platform == "cpu" and _size(model.params) >= SEPARATE_BYTES:
-            self._step_params = separate(config, model.params)
+        self._launchers: Launchers | None = None
+        """For first chunks; None where they run like all other chunks."""
+        if self._device.platform == "cpu":
+            if _size(model.params) >= LARGE_BYTES:
+                self._step_params = separate(config, model.params)
+            else:
+                self._launchers = Launchers(2)
         self._state = new_device_state(
             config, pages=limits.pages, slots=limits.slots, dtype=jnp.dtype(limits.dtype)
         )
@@ -111,7 +121,16 @@ class Program:
             read_slot=np.int32(command.read_slot),
             write_slot=np.int32(command.write_slot),
         )
+        if self._launchers is not None and command.start == 0:
+            return self._first_chunk(self._launchers, plan)
         self._state, hidden = self._units[f"prefill/{bucket}"](self._params, self._state, plan)
+        return hidden
+
+    def _first_chunk(self, launchers: Launchers, plan: PrefillPlan) -> jax.Array:
+        bucket = len(plan.tokens)
+        unit = self._units[f"first_chunk/{bucket}"]
+        own, hidden = launchers.launch(unit, self._params, plan)
+        self._state = self._units[f"place/{bucket}"](self._state, own, plan)
         return hidden
 
     def prompt_logprobs(self, hidden: jax.Array, targets: np.ndarray) -> TokenLogprobs:
@@ -228,6 +247,8 @@ class Program:
             return
         self._closed = True
         self._transfers.close()
+        if self._launchers is not None:
+            self._launchers.close()
         del self._state, self._sampler, self._sampled, self._logits, self._following
         del self._units, self._params, self._step_params, self._transfers
 
@@ -273,6 +294,11 @@ class Program:
                 write_slot=i32(),
             )
             want(f"prefill/{T}", partial(units.prefill, config), params, state, chunk, donate=1)
+            if self._launchers is not None:
+                first = partial(units.first_chunk, config, jnp.dtype(self.limits.dtype))
+                own, _ = jax.eval_shape(first, params, chunk)
+                want(f"first_chunk/{T}", first, params, chunk)
+                want(f"place/{T}", units.place, state, own, chunk, donate=0)
             hidden = _array(params.embed.dtype, T, config.hidden_size)
             want(f"prompt_logprobs/{T}", units.prompt_logprobs, params, hidden, i32(T))
         sampling = SamplingRows(
@@ -304,6 +330,8 @@ class Program:
             table = np.zeros(blocks, np.int32)
             plan = PrefillPlan(np.zeros(T, np.int32), null, null, table, null, null)
             self._state, hidden = self._units[f"prefill/{T}"](self._params, self._state, plan)
+            if self._launchers is not None:
+                self._first_chunk(self._launchers, plan)
             self.prompt_logprobs(hidden, np.zeros(T, np.int32))
         logits = self.decode(RunDecode(0, ())).logits
         zeros = np.zeros(rows, np.float32)

@@ -43,7 +43,7 @@ def test_results_keep_the_order_and_requests_stop_separately(engine):
 
 def test_a_large_model_steps_layer_by_layer(engine, goldens, monkeypatch):
     """Its tokens are those of the loop over stacks, its rows independent, and its weights counted once."""
-    monkeypatch.setattr(program, "SEPARATE_BYTES", 0)
+    monkeypatch.setattr(program, "LARGE_BYTES", 0)
     prompts = [prompt(i, n) for i, n in enumerate((1, 70, 33, 130))]
     with nj.load(goldens / "tiny-qwen3.5-dense", max_concurrency=4, max_context=320) as large:
         assert isinstance(large._program._step_params, SeparateLayers)

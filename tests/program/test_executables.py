@@ -27,7 +27,8 @@ from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTra
 DEVICE = jax.devices()[0]
 ARGS = (jax.ShapeDtypeStruct((4,), np.int32),)
 UNITS = {
-    "decode", "prefill", "prompt_logprobs", "sample_plain", "sample", "token_logprobs", "install_row",
+    "decode", "prefill", "first_chunk", "place", "prompt_logprobs", "sample_plain", "sample", "token_logprobs",
+    "install_row",
     "gather_pages", "scatter_pages", "gather_images", "scatter_images",
 }  # fmt: skip
 OPTIONS = {
@@ -82,8 +83,9 @@ def run(program):
         ones, none, ones, zeros, zeros, zeros, ones, np.ones((rows, 2), np.uint32)
     )
     program.publish_table(PublishTable(0, 0, (1,)))
-    hidden = program.prefill(RunPrefill(0, 0, 0, 0, 50, 1, 1), tokens)
-    out = [hidden, program.prompt_logprobs(hidden, tokens)]
+    first = program.prefill(RunPrefill(0, 0, 0, 0, 20, 1, 1), tokens[:20])
+    hidden = program.prefill(RunPrefill(0, 0, 0, 20, 30, 1, 1), tokens[20:])
+    out = [first, hidden, program.prompt_logprobs(hidden, tokens[20:])]
     there = (Copy("page", "d2h", 0, 1, 0, 0), Copy("image", "d2h", -1, 1, 1 << 19, 0))
     program.start_transfer(RunTransfer(1, there)).complete()
     back = (Copy("page", "h2d", 0, 0, 2, 0), Copy("image", "h2d", -1, 1 << 19, 2, 0))
