@@ -1,11 +1,13 @@
 """Verification of several tokens and its partial commit: the same as so many float64 steps."""
 
+import itertools
 import os
 import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import lowering
 import numpy as np
 import pytest
 from gated_delta_oracle import oracle_steps, several_tokens
@@ -42,9 +44,16 @@ def test_reference_equals_decode_steps(T):
     check(values, run, T, rounded=False, most=1e-5)
 
 
-@pytest.mark.parametrize("T", [2, 4, 16])
-@pytest.mark.parametrize("name", ["0.8B/B1", "4B/B8", "27B/B8"])
-def test_the_kernel_lowers_for_the_gpu(name, T, monkeypatch):
+@pytest.mark.parametrize(
+    "shape",
+    lowering.shapes(
+        itertools.product(["0.8B/B1", "4B/B8", "27B/B8"], [2, 4, 16]),
+        {("0.8B/B1", 2), ("27B/B8", 4), ("4B/B8", 16)},
+    ),
+    ids=str,
+)
+def test_the_kernel_lowers_for_the_gpu(shape, monkeypatch):
+    name, T = shape
     monkeypatch.setattr(kernel_parts, "not_hopper", lambda: None)
     shapes = SHAPES[name].arguments()
     del shapes["write_slots"]
