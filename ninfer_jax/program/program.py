@@ -232,7 +232,7 @@ class Program:
 
         On the device: `weights`, `kv`, `state_images`, `sampler` (and logits, tokens and plan of the last step), and of
         the executables their code and the largest temporary memory of one (`executables`, `workspace`), as far as the
-        platform's compiler tells.
+        platform's compiler tells. Only first chunks run two at a time.
         On the host: `host_arena`, of which only what was used takes memory.
         `runtime_reservation_bytes` is B(M), the explicit backing. Where the device counts its memory there are also
         `startup_retained_bytes`, used before this program but not by weights, and `preparation_growth_bytes`, what

@@ -82,7 +82,7 @@ def decode(
     slots: Int[Array, " B"],
     read_slots: Int[Array, " B"] | None = None,
 ) -> tuple[DeviceState, Float[Array, "B H"]]:
-    """Run one token of each row; arguments as in `prefill`.
+    """Run one token of each row; arguments as in `prefill`. A row in slot 0 does not run; its result is meaningless.
 
     Returns:
       The next state, and final-norm hidden states. A row's result does not depend on the other rows.
