@@ -68,13 +68,9 @@ class Program:
         before = _bytes_in_use(self._device)
         self._params: TextParameters = model.params
         self._step_params: TextParameters | SeparateLayers = model.params
-        self._launchers: Launchers | None = None
-        """For first chunks; None where they run like all other chunks."""
-        if self._device.platform == "cpu":
-            if _size(model.params) >= LARGE_BYTES:
-                self._step_params = separate(config, model.params)
-            else:
-                self._launchers = Launchers(2)
+        on_cpu, large = self._device.platform == "cpu", _size(model.params) >= LARGE_BYTES
+        if on_cpu and large:
+            self._step_params = separate(config, model.params)
         self._state = new_device_state(
             config, pages=limits.pages, slots=limits.slots, dtype=jnp.dtype(limits.dtype)
         )
@@ -89,6 +85,8 @@ class Program:
         self._tables = BlockTables(limits)
         self._vocab = config.vocab_size
         self._transfers = Transfers(limits.layout, self._state, self._device)
+        self._launchers = Launchers(2) if on_cpu and not large else None
+        """For first chunks; None where they run like all other chunks."""
         self._compile(config, kept)
         self._run_each_unit_once()
         after = _bytes_in_use(self._device)
