@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from ninfer_jax.models.model import Model
 from ninfer_jax.models.qwen3_5 import streamed
 from ninfer_jax.models.qwen3_5.params import SeparateLayers, TextParameters, separate
 from ninfer_jax.models.qwen3_5.state import new_device_state
-from ninfer_jax.program import compiler, executables, sampler, units
+from ninfer_jax.program import apart, compiler, executables, sampler, units
+from ninfer_jax.program.apart import Apart
 from ninfer_jax.program.executables import Unit
-from ninfer_jax.program.launchers import Launchers
 from ninfer_jax.program.plans import (
     Decoded,
     DecodePlan,
@@ -35,8 +36,8 @@ from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTra
 
 LARGE_BYTES = 64 << 20
 """Weights from which on a model is large on CPU. A step of one runs layer by layer (see `SeparateLayers`): what a loop
-copies of smaller models stays in the cache, and it compiles in a tenth of the time. Of a smaller one, first chunks of
-prompts run beside each other: the products of one are too small to keep two processors busy."""
+copies of smaller models stays in the cache, and it compiles in a tenth of the time. Prefill of a smaller one runs apart
+from the state (see `apart`)."""
 _LOG = logging.getLogger("ninfer_jax")
 
 
@@ -46,9 +47,6 @@ class Program:
     All executables are compiled by the constructor and called ahead-of-time compiled, so nothing can compile later
     (CAP-21). State is donated to each call and replaced by its result (OWN-08); no call reads a result on the host, so
     a unit can be launched before the last one's tokens are read. Commands are carried out in the order of the calls.
-
-    First chunks of a small model on CPU are computed apart from the state and then placed in it (`units.first_chunk`).
-    They are launched from two threads in turn, as JAX runs one after the other what one thread launches there.
 
     Host arrays are given to units by value: what a launched unit may still read is never changed (KV-33).
 
@@ -85,8 +83,7 @@ class Program:
         self._tables = BlockTables(limits)
         self._vocab = config.vocab_size
         self._transfers = Transfers(limits.layout, self._state, self._device)
-        self._launchers = Launchers(2) if on_cpu and not large else None
-        """For first chunks; None where they run like all other chunks."""
+        self._apart = Apart(config, limits) if on_cpu and not large and apart.fits(limits) else None
         self._compile(config, kept)
         self._run_each_unit_once()
         after = _bytes_in_use(self._device)
@@ -119,16 +116,14 @@ class Program:
             read_slot=np.int32(command.read_slot),
             write_slot=np.int32(command.write_slot),
         )
-        if self._launchers is not None and command.start == 0:
-            return self._first_chunk(self._launchers, plan)
-        self._state, hidden = self._units[f"prefill/{bucket}"](self._params, self._state, plan)
-        return hidden
+        return self._prefill(plan)
 
-    def _first_chunk(self, launchers: Launchers, plan: PrefillPlan) -> jax.Array:
-        bucket = len(plan.tokens)
-        unit = self._units[f"first_chunk/{bucket}"]
-        own, hidden = launchers.launch(unit, self._params, plan)
-        self._state = self._units[f"place/{bucket}"](self._state, own, plan)
+    def _prefill(self, plan: PrefillPlan) -> jax.Array:
+        args = (self._params, self._state, plan)
+        if self._apart is not None:
+            self._state, hidden = self._apart.prefill(self._units, *args)
+        else:
+            self._state, hidden = self._units[f"prefill/{len(plan.tokens)}"](*args)
         return hidden
 
     def prompt_logprobs(self, hidden: jax.Array, targets: np.ndarray) -> TokenLogprobs:
@@ -230,7 +225,7 @@ class Program:
 
         On the device: `weights`, `kv`, `state_images`, `sampler` (and logits, tokens and plan of the last step), and of
         the executables their code and the largest temporary memory of one (`executables`, `workspace`), as far as the
-        platform's compiler tells. Only first chunks run two at a time.
+        platform's compiler tells. Prefill that runs apart adds its scratches to that, and runs two at a time.
         On the host: `host_arena`, of which only what was used takes memory.
         `runtime_reservation_bytes` is B(M), the explicit backing. Where the device counts its memory there are also
         `startup_retained_bytes`, used before this program but not by weights, and `preparation_growth_bytes`, what
@@ -245,8 +240,8 @@ class Program:
             return
         self._closed = True
         self._transfers.close()
-        if self._launchers is not None:
-            self._launchers.close()
+        if self._apart is not None:
+            self._apart.close()
         del self._state, self._sampler, self._sampled, self._logits, self._following
         del self._units, self._params, self._step_params, self._transfers
 
@@ -291,12 +286,8 @@ class Program:
                 read_slot=i32(),
                 write_slot=i32(),
             )
-            want(f"prefill/{T}", partial(units.prefill, config), params, state, chunk, donate=1)
-            if self._launchers is not None:
-                first = partial(units.first_chunk, config, jnp.dtype(self.limits.dtype))
-                own, _ = jax.eval_shape(first, params, chunk)
-                want(f"first_chunk/{T}", first, params, chunk)
-                want(f"place/{T}", units.place, state, own, chunk, donate=0)
+            prefilled = state if self._apart is None else self._apart.scratch
+            want(f"prefill/{T}", partial(units.prefill, config), params, prefilled, chunk, donate=1)
             hidden = _array(params.embed.dtype, T, config.hidden_size)
             want(f"prompt_logprobs/{T}", units.prompt_logprobs, params, hidden, i32(T))
         sampling = SamplingRows(
@@ -316,6 +307,8 @@ class Program:
         marks = (i32(), i32(vocab), _array(jnp.bool_, vocab), f32(vocab))
         want("install_row", sampler.install_row, self._sampler, *marks, donate=0)
         wanted |= self._transfers.units(state)
+        if self._apart is not None:
+            wanted |= self._apart.units(state)
         options = compiler.OPTIONS.get(self._device.platform, {})
         depends_on = (config, self.limits.layout, self.limits.dtype)
         self._units = executables.compiled(wanted, self._device, options, depends_on, kept)
@@ -327,10 +320,10 @@ class Program:
         for T in self.limits.chunk_buckets:
             table = np.zeros(blocks, np.int32)
             plan = PrefillPlan(np.zeros(T, np.int32), null, null, table, null, null)
-            self._state, hidden = self._units[f"prefill/{T}"](self._params, self._state, plan)
-            if self._launchers is not None:
-                self._first_chunk(self._launchers, plan)
+            hidden = self._prefill(plan)
             self.prompt_logprobs(hidden, np.zeros(T, np.int32))
+        if self._apart is not None:  # which has a unit of its own for chunks that continue
+            self._prefill(replace(plan, start=np.int32(1)))
         logits = self.decode(RunDecode(0, ())).logits
         zeros = np.zeros(rows, np.float32)
         ones, none = np.ones(rows, np.float32), np.zeros(rows, np.int32)
@@ -362,7 +355,8 @@ class Program:
         costs = [c for unit in self._units.values() if (c := unit.memory_analysis()) is not None]
         if costs:
             out["executables"] = sum(c.generated_code_size_in_bytes for c in costs)
-            out["workspace"] = max(c.temp_size_in_bytes for c in costs)
+            scratches = 0 if self._apart is None else self._apart.nbytes
+            out["workspace"] = max(c.temp_size_in_bytes for c in costs) + scratches
         if before is not None and after is not None:
             out["startup_retained_bytes"] = before - weights
             out["preparation_growth_bytes"] = after - before

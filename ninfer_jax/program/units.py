@@ -1,20 +1,16 @@
-"""Units: functions of the model; those that change device memory, `unit(params, state, plan) -> (state', result)`, take
-the state donated."""
+"""Units: functions that change device memory, `unit(params, state, plan) -> (state', result)`, the state donated."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from artifacts.architectures.qwen3_5 import Qwen3_5Config
 from ninfer_jax.config import PAGE_TOKENS
 from ninfer_jax.models.qwen3_5 import streamed, trunk
 from ninfer_jax.models.qwen3_5.params import SeparateLayers, TextParameters
-from ninfer_jax.models.qwen3_5.state import DeviceState, KVPool, new_device_state
+from ninfer_jax.models.qwen3_5.state import DeviceState
 from ninfer_jax.program import sampler
 from ninfer_jax.program.plans import (
     Decoded,
@@ -42,41 +38,6 @@ def prefill(
         plan.read_slot[None],
     )
     return state, hidden[0]
-
-
-def first_chunk(
-    config: Qwen3_5Config, dtype: DTypeLike, params: TextParameters, plan: PrefillPlan
-) -> tuple[DeviceState, Float[Array, "T H"]]:
-    """`prefill` of a chunk that starts at 0, on a small state of its own that `place` puts where the plan says.
-
-    It reads nothing that another unit writes, so on CPU two of them can run beside each other.
-    """
-    pages = -(-len(plan.tokens) // PAGE_TOKENS)
-    own = new_device_state(config, pages=pages, slots=1, dtype=dtype)
-    table = 1 + jnp.arange(pages, dtype=jnp.int32)
-    slot = jnp.int32(1)
-    plan = replace(plan, block_table=table, read_slot=slot, write_slot=slot)
-    return prefill(config, params, own, plan)
-
-
-def place(state: DeviceState, own: DeviceState, plan: PrefillPlan) -> DeviceState:
-    """Take what `first_chunk` made into the pools: the pages that hold tokens, and the image."""
-
-    def put_page(block: Array, kv: KVPool) -> KVPool:
-        def put(pool: Array, new: Array) -> Array:
-            page = jax.lax.dynamic_index_in_dim(new, 1 + block, axis=1)
-            return jax.lax.dynamic_update_index_in_dim(pool, page, plan.block_table[block], axis=1)
-
-        return jax.tree.map(put, kv, own.kv)
-
-    def put_image(pool: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_index_in_dim(pool, new[1], plan.write_slot, axis=0)
-
-    blocks = (plan.length + PAGE_TOKENS - 1) // PAGE_TOKENS
-    return DeviceState(
-        kv=jax.lax.fori_loop(0, blocks, put_page, state.kv),
-        images=jax.tree.map(put_image, state.images, own.images),
-    )
 
 
 def decode(

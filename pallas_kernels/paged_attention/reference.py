@@ -66,12 +66,15 @@ def paged_attention(
         peak, total, out = carry
         page = jax.lax.dynamic_index_in_dim(tables, j, axis=1, keepdims=False)
         k, v = read(k_pages, page), read(v_pages, page)
+        key = j * span + jnp.arange(span, dtype=starts.dtype)
+        # What stands where no token is yet may be NaN of another request, and a weight of zero would not hide it.
+        held = key[None] < (starts + lengths)[:, None]
+        v = jnp.where(held[:, None, :, None], v, jnp.zeros((), v.dtype))
         scores = jnp.einsum(
             "bkrd,bksd->bkrs", grouped, k, precision=_EXACT, preferred_element_type=jnp.float32
         ).reshape(B, K, G, T, span)
-        key = j * span + jnp.arange(span, dtype=starts.dtype)
-        mask = jnp.where(key[None, None, :] <= position[:, :, None], 0.0, _MASKED)
-        scores = scores * scale + mask[:, None, None]
+        visible = (key[None, None, :] <= position[:, :, None]) & held[:, None]
+        scores = jnp.where(visible[:, None, None], scores * scale, _MASKED)
         new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
         shrink = jnp.exp(peak - new_peak)
         weight = jnp.exp(scores - new_peak[..., None])

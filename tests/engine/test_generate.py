@@ -329,3 +329,21 @@ def test_broken_weights_abort_the_request_and_say_so(goldens):
     assert result.outputs[0].finish_reason == "abort"
     assert "not finite" in result.outputs[0].error
     assert broken.idle
+
+
+def test_what_is_not_finite_stays_with_its_request(goldens):
+    """Its keys and values are NaN; pages that it had, and the null page, serve others as if it had not been there."""
+    with nj.load(goldens / "tiny-qwen3.5-dense", max_concurrency=2, max_context=192) as engine:
+        clean = [prompt(i, n) for i, n in enumerate((70, 100, 3))]
+        clean = [[t if t != 7 else 8 for t in ids] for ids in clean]
+        want = tokens(engine.generate(clean, GREEDY, cache="off", use_tqdm=False))
+        poison = engine._program._params.embed.at[7].set(np.nan)
+        for name in ("_params", "_step_params"):
+            params = getattr(engine._program, name)
+            setattr(engine._program, name, params.replace(embed=poison))
+        bad = [7] * 130
+        for ids in (bad, bad, clean[0][:60] + [7]):
+            (result,) = engine.generate([ids], GREEDY, cache="off", use_tqdm=False)
+            assert result.outputs[0].finish_reason == "abort"
+        outs = engine.generate([*clean, bad], GREEDY, cache="off", use_tqdm=False)
+        assert tokens(outs[:3]) == want

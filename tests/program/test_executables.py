@@ -27,8 +27,7 @@ from planner.world import DecodeRow, PublishTable, RunDecode, RunPrefill, RunTra
 DEVICE = jax.devices()[0]
 ARGS = (jax.ShapeDtypeStruct((4,), np.int32),)
 UNITS = {
-    "decode", "prefill", "first_chunk", "place", "prompt_logprobs", "sample_plain", "sample", "token_logprobs",
-    "install_row",
+    "decode", "take", "prefill", "place", "prompt_logprobs", "sample_plain", "sample", "token_logprobs", "install_row",
     "gather_pages", "scatter_pages", "gather_images", "scatter_images",
 }  # fmt: skip
 OPTIONS = {

@@ -12,7 +12,6 @@ import ninfer_jax as nj
 from ninfer_jax.config import EngineConfig
 from ninfer_jax.errors import EngineFailure
 from ninfer_jax.models.qwen3_5.state import new_device_state
-from ninfer_jax.program import program as programs
 from ninfer_jax.program import sampler, startup, units
 from ninfer_jax.program.plans import DecodePlan, PrefillPlan, SamplingRows
 from planner import Copy
@@ -105,49 +104,6 @@ def test_position_0_reads_zeros_whatever_the_slot_holds(program, ids, tokens):
         want = want or got
         assert got == want
         assert np.isfinite(logits).all()
-
-
-@pytest.mark.parametrize("length", [1, 63, 64, 100, 128])
-def test_a_first_chunk_is_that_of_prefill_and_changes_nothing_else(program, ids, length):
-    """Of what stood in its pages and slot nothing is left where it has tokens; null page and null slot stay."""
-    rng = np.random.default_rng(length)
-    bucket = program._bucket(length)
-    tokens = np.zeros(bucket, np.int32)
-    tokens[:length] = ids[:length]
-    table = np.array([9, 4, 0, 0, 0], np.int32)
-    plan = PrefillPlan(tokens, np.int32(0), np.int32(length), table, np.int32(5), np.int32(3))
-    before = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), program._state)
-    own, got = program._units[f"first_chunk/{bucket}"](program._params, plan)
-    placed = program._units[f"place/{bucket}"](jax.device_put(before), own, plan)
-    state = jax.device_put(before)
-    want_state, want = program._units[f"prefill/{bucket}"](program._params, state, plan)
-    assert np.abs(np.asarray(got - want))[:length].max() < 1e-5
-    images = (jax.tree.leaves(s.images) for s in (placed, want_state, before))
-    for mine, theirs, old in zip(*images, strict=True):
-        assert np.abs(mine[3] - theirs[3]).max() < 1e-5
-        assert np.array_equal(np.delete(mine, 3, axis=0), np.delete(old, 3, axis=0))
-    pools = (jax.tree.leaves(s.kv) for s in (placed, want_state, before))
-    written = list(table[: -(-length // 64)])
-    for mine, theirs, old in zip(*pools, strict=True):
-        for block, page in enumerate(written):
-            held = min(64, length - 64 * block)
-            assert np.abs(mine[:, page, :, :held] - theirs[:, page, :, :held]).max() < 1e-5
-        assert np.array_equal(np.delete(mine, written, axis=1), np.delete(old, written, axis=1))
-
-
-def test_first_chunks_of_a_large_model_run_like_all_others(model, ids, monkeypatch):
-    """Launched in one line; results are the same."""
-    hidden = {}
-    for size in (1 << 40, 0):
-        monkeypatch.setattr(programs, "LARGE_BYTES", size)
-        program = startup.start(model, EngineConfig(**OPTIONS))
-        assert ("first_chunk/64" in program._units) == bool(size)
-        program.publish_table(PublishTable(0, 0, (9, 4)))
-        hidden[size] = [
-            prefill(program, ids, 0, *chunk, 1) for chunk in ((0, 100), (100, 128), (0, 30))
-        ]
-        program.close()
-    assert np.abs(np.subtract(*hidden.values())).max() < 1e-5
 
 
 def test_a_row_does_not_depend_on_lane_slots_pages_or_neighbours(program, ids):
@@ -511,7 +467,7 @@ def test_nothing_compiles_after_start(program, ids):
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("name", ["prefill", "place", "decode"])
+@pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_units_change_the_state_in_place(model, name):
     """CAP-24, KV-43: what a unit needs beside the state does not grow with pages or slots, read slots or not."""
 
@@ -520,14 +476,8 @@ def test_units_change_the_state_in_place(model, name):
             lambda: new_device_state(model.config, pages=pages, slots=slots, dtype="float32")
         )
         i32 = lambda *shape: jax.ShapeDtypeStruct(shape, np.int32)  # noqa: E731
-        chunk = PrefillPlan(i32(64), i32(), i32(), i32(5), i32(), i32())
-        if name == "place":
-            first = partial(units.first_chunk, model.config, "float32")
-            own, _ = jax.eval_shape(first, model.params, chunk)
-            unit = jax.jit(units.place, donate_argnums=0).lower(state, own, chunk)
-            return unit.compile().memory_analysis().temp_size_in_bytes
         if name == "prefill":
-            inputs = (chunk,)
+            inputs = (PrefillPlan(i32(64), i32(), i32(), i32(5), i32(), i32()),)
         else:
             logits = jax.ShapeDtypeStruct((C, model.config.vocab_size), np.float32)
             inputs = (DecodePlan(i32(6, C), i32(C, 10)), logits, i32(2, C))
