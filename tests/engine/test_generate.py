@@ -342,7 +342,7 @@ def test_what_is_not_finite_stays_with_its_request(goldens):
             params = getattr(engine._program, name)
             setattr(engine._program, name, params.replace(embed=poison))
         bad = [7] * 130
-        for ids in (bad, bad, clean[0][:60] + [7]):
+        for ids in (bad, bad, [*clean[0][:60], 7]):
             (result,) = engine.generate([ids], GREEDY, cache="off", use_tqdm=False)
             assert result.outputs[0].finish_reason == "abort"
         outs = engine.generate([*clean, bad], GREEDY, cache="off", use_tqdm=False)
