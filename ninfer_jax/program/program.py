@@ -84,6 +84,7 @@ class Program:
         self._vocab = config.vocab_size
         self._transfers = Transfers(limits.layout, self._state, self._device)
         self._apart = Apart(config, limits) if on_cpu and not large and apart.fits(limits) else None
+        """Where prefill units run; None: on the pools."""
         self._compile(config, kept)
         self._run_each_unit_once()
         after = _bytes_in_use(self._device)
